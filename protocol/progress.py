@@ -1,0 +1,76 @@
+"""Progress of a run: the small JSON file that a stage replaces atomically.
+
+    {"step": 120, "total": 1000, "unit": "step", "message": "loss 0.31"}
+
+Any program may write it to `$SYNCD_PROGRESS_FILE`: write a file beside it, then rename.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from protocol.publish import temporary_beside
+
+MAX_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is: `step` of `total` (None when unknown), counted in `unit`."""
+
+    step: float
+    total: float | None = None
+    unit: str = "step"
+    message: str = ""
+
+    @property
+    def fraction(self) -> float | None:
+        """The share done, 0 to 1, or None when there is no total."""
+        if not self.total or self.total <= 0:
+            return None
+        return min(max(self.step / self.total, 0.0), 1.0)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Progress | None:
+        """Read what a program wrote; None when unusable: it is a courtesy, not a contract."""
+        if not isinstance(value, dict):
+            return None
+        step, total = _number(value.get("step")), _number(value.get("total"))
+        if step is None:
+            return None
+        return cls(
+            step=step,
+            total=total,
+            unit=str(value.get("unit") or "step")[:40],
+            message=" ".join(str(value.get("message") or "").split())[:200],
+        )
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def read_progress(path: Path) -> Progress | None:
+    """Read a progress file; None when it is missing, half-written or nonsense."""
+    try:
+        with open(path, "rb") as file:
+            return Progress.from_json(json.loads(file.read(MAX_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def write_progress(path: Path, progress: Progress) -> None:
+    """Replace a progress file atomically; not durably, since it is worth nothing after a crash."""
+    temporary = temporary_beside(path)
+    temporary.write_bytes(json.dumps(progress.to_json()).encode())
+    os.replace(temporary, path)
