@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from protocol.errors import ConfigError, RefusedError
 
 MAX_STAGE_LENGTH = 64
+SHELL_STAGE = "sh"
 _STAGE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 _SHELL_LOG = re.compile(r"sh-\d+\Z")
 # Names that Windows keeps for devices, with any extension; a laptop may run it.
@@ -57,11 +58,16 @@ def canonical_stage(name: str) -> str:
 def canonical_stages(names: Iterable[str]) -> dict[str, str]:
     """Map each canonical stage name to the spelling that defined it, in order.
 
-    Raises ConfigError when two names would be one stage.
+    Raises ConfigError when two names would be one stage, and for `sh`, which names the runs of
+    `sh:` commands.
     """
     seen: dict[str, str] = {}
     for name in names:
         canonical = canonical_stage(name)
+        if canonical == SHELL_STAGE:
+            raise ConfigError(
+                f"stage {name!r}", why="the name of sh: commands", hint="Choose another name."
+            )
         if canonical in seen:
             raise ConfigError(
                 f"stage {name!r}",

@@ -1,0 +1,101 @@
+"""`journal.jsonl`: what happened to every command, one JSON object a line, append-only.
+
+A record is durable before the next thing is done: `claimed` before a run is prepared, `started`
+before its process is spawned, `ended` after its exit record is on the disk. The newest record of
+a command is its state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from protocol.schema import decode
+from protocol.states import Result, State, is_legal
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalRecord:
+    """One step in a command's life.
+
+    `number` is the command's number, `line` its queue line, `run_id` the run it stands for (of a
+    `run:` or `sh:`), `worker` the writer that recorded it, `attempt` counts from 1, `snapshot`
+    names the payload. `result`, `cause`, `exit_code` and `signal` belong to `ended`. Times are
+    seconds since the epoch, by the worker's clock; order is the file's, never the clock's.
+    """
+
+    number: int
+    line: str
+    state: State
+    time: float
+    worker: str
+    run_id: str = ""
+    attempt: int = 0
+    snapshot: str = ""
+    result: Result | None = None
+    cause: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    started: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.state is State.ENDED) != (self.result is not None):
+            raise ValueError("a record has a result when, and only when, it is ended")
+        if self.number < 1:
+            raise ValueError("commands count from 1")
+
+    @property
+    def key(self) -> tuple[int, State, int, str]:
+        """What makes two records the same one, however often it arrives."""
+        return (self.number, self.state, self.attempt, self.worker)
+
+    def encode(self) -> bytes:
+        """Return the record as one line."""
+        value = {k: v for k, v in asdict(self).items() if v not in (None, "")}
+        return json.dumps(value, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
+
+
+def parse_record(line: bytes) -> JournalRecord:
+    """Parse one line. Raises ValueError with the reason."""
+    try:
+        return decode(JournalRecord, json.loads(line))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalProblem:
+    """A line of a journal that is not a record, or not a legal next step."""
+
+    line_number: int
+    why: str
+
+
+def parse_journal(data: bytes) -> tuple[list[JournalRecord], list[JournalProblem]]:
+    """Parse a whole journal; a torn last line and lines that are no records become problems."""
+    records: list[JournalRecord] = []
+    problems: list[JournalProblem] = []
+    for number, line in enumerate(data.splitlines(keepends=True), start=1):
+        if not line.strip():
+            continue
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("cut short")
+            records.append(parse_record(line))
+        except ValueError as error:
+            problems.append(JournalProblem(line_number=number, why=str(error)))
+    return records, problems
+
+
+def fold(records: Iterable[JournalRecord]) -> dict[int, JournalRecord]:
+    """Return each command's newest record. Records that are no legal next step are passed over."""
+    newest: dict[int, JournalRecord] = {}
+    for record in records:
+        before = newest.get(record.number)
+        state = before.state if before else State.QUEUED
+        if record.state is State.CLAIMED and state is State.STARTED:
+            continue
+        if is_legal(state, record.state):
+            newest[record.number] = record
+    return newest

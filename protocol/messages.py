@@ -1,0 +1,234 @@
+"""The messages that packs and states carry, and how a payload holds them.
+
+A payload is one line of JSON, the list of messages, and then their blobs one after the other:
+
+    [{"type": "append", "path": "in/pretrain.log", ..., "blob": 512}, ...]\\n<512 bytes>...
+
+Applying a message twice must do what applying it once does; a reader may see it twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from protocol.journal import JournalRecord
+from protocol.results import RunRecord
+from protocol.schema import decode
+
+MAX_MESSAGES = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """A writer's first message: who it is, and up to which pack of each predecessor it read.
+
+    What a predecessor wrote after that does not count.
+    """
+
+    type: ClassVar[str] = "hello"
+    host: str
+    version: str
+    time: float
+    inherits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedCommand:
+    """Controller: a new line of the queue. `error` is why a malformed line is none."""
+
+    type: ClassVar[str] = "command"
+    number: int
+    line: str
+    line_number: int = 0
+    run_id: str = ""
+    snapshot: str = ""
+    error: str = ""
+    time: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part of a content: `length` bytes from `offset` of the payload of `object`.
+
+    `object` is `<writer>/<object name>` of a chunk.
+    """
+
+    object: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Bytes by their SHA-256, in the blob or, in `pieces`, in chunks that are there already."""
+
+    type: ClassVar[str] = "content"
+    sha256: str
+    size: int
+    pieces: tuple[Piece, ...] = ()
+    blob: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """A file: path, size in bytes, permission bits, SHA-256 of its content."""
+
+    path: str
+    size: int
+    mode: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Controller: serve/ as a whole, at one moment. `id` is the hash of the list of files.
+
+    The list is JSON in the blob (it can be long).
+    """
+
+    type: ClassVar[str] = "snapshot"
+    id: str
+    blob: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutFile:
+    """Worker: a file below `in/` or `store/` is now this; its content came before."""
+
+    type: ClassVar[str] = "put"
+    path: str
+    size: int
+    mode: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropFile:
+    """Worker: a file below `in/` or `store/` is gone."""
+
+    type: ClassVar[str] = "drop"
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Append:
+    """Worker: bytes `start` to `end` of a growing file, less the redraws of a terminal.
+
+    `stream` names the file's incarnation; a new one begins at 0 and is joined on.
+    """
+
+    type: ClassVar[str] = "append"
+    path: str
+    stream: str
+    start: int
+    end: int
+    blob: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """Worker: one record of the journal."""
+
+    type: ClassVar[str] = "journal"
+    record: JournalRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded:
+    """Worker: one run's entry of `results.json`."""
+
+    type: ClassVar[str] = "run"
+    record: RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusReport:
+    """Worker: the heartbeat; `status` is protocol.status.Status as JSON."""
+
+    type: ClassVar[str] = "status"
+    status: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ack:
+    """Either end: every pack of `writer` up to `seq` was applied, durably."""
+
+    type: ClassVar[str] = "ack"
+    writer: str
+    seq: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant:
+    """Controller: `writer` is the worker whose effects count from now on."""
+
+    type: ClassVar[str] = "grant"
+    writer: str
+
+
+Message = (
+    Hello
+    | QueuedCommand
+    | Content
+    | Snapshot
+    | PutFile
+    | DropFile
+    | Append
+    | Journal
+    | RunEnded
+    | StatusReport
+    | Ack
+    | Grant
+)
+_TYPES: dict[str, type[Any]] = {t.type: t for t in Message.__args__}
+
+
+def encode_messages(messages: Sequence[Message]) -> bytes:
+    """Return the payload of a pack or a state."""
+    head: list[dict[str, Any]] = []
+    blobs: list[bytes] = []
+    for message in messages:
+        value = {"type": message.type, **asdict(message)}
+        blob = value.pop("blob", b"")
+        if blob:
+            value["blob"] = len(blob)
+            blobs.append(blob)
+        head.append(value)
+    line = json.dumps(head, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return b"".join([line.encode("ascii"), b"\n", *blobs])
+
+
+def decode_messages(payload: bytes) -> list[Message]:
+    """Read a payload. Messages of unknown types (a newer writer) are passed over.
+
+    Raises ValueError when it is malformed.
+    """
+    line, newline, rest = payload.partition(b"\n")
+    try:
+        head = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not newline or not isinstance(head, list) or len(head) > MAX_MESSAGES:
+        raise ValueError("not a list of messages")
+    messages: list[Message] = []
+    at = 0
+    for value in head:
+        if not isinstance(value, dict):
+            raise ValueError("a message is not an object")
+        length = value.pop("blob", 0)
+        if (
+            not isinstance(length, int)
+            or isinstance(length, bool)
+            or not 0 <= length <= len(rest) - at
+        ):
+            raise ValueError("a blob is longer than the payload")
+        blob, at = rest[at : at + length], at + length
+        kind = _TYPES.get(str(value.pop("type", "")))
+        if kind is not None:
+            messages.append(decode(kind, {**value, "blob": blob} if length else value))
+    if at != len(rest):
+        raise ValueError("bytes are left over")
+    return messages
