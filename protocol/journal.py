@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from protocol.schema import decode
+from protocol.schema import decode, loads
 from protocol.states import Result, State, is_legal
 
 
@@ -32,7 +32,7 @@ class JournalRecord:
     worker: str
     run_id: str = ""
     attempt: int = 0
-    snapshot: str = ""
+    snapshot: int = 0
     result: Result | None = None
     cause: str = ""
     exit_code: int | None = None
@@ -52,16 +52,17 @@ class JournalRecord:
 
     def encode(self) -> bytes:
         """Return the record as one line."""
-        value = {k: v for k, v in asdict(self).items() if v not in (None, "")}
+        value = {
+            k: v
+            for k, v in asdict(self).items()
+            if v not in (None, "") and (k, v) != ("snapshot", 0)
+        }
         return json.dumps(value, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
 
 
 def parse_record(line: bytes) -> JournalRecord:
     """Parse one line. Raises ValueError with the reason."""
-    try:
-        return decode(JournalRecord, json.loads(line))
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    return decode(JournalRecord, loads(line))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +95,6 @@ def fold(records: Iterable[JournalRecord]) -> dict[int, JournalRecord]:
     for record in records:
         before = newest.get(record.number)
         state = before.state if before else State.QUEUED
-        if record.state is State.CLAIMED and state is State.STARTED:
-            continue
         if is_legal(state, record.state):
             newest[record.number] = record
     return newest

@@ -18,14 +18,20 @@ from protocol.states import Result
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 _LINE = re.compile(
     rb"\[syncd\] (?P<what>start|end) (?P<run>\S+) attempt (?P<attempt>\d+) at (?P<time>\S+)"
-    rb"(?: after (?P<seconds>[0-9.]+) s)?: (?P<rest>.*)\Z"
+    rb"(?: after (?P<seconds>[0-9]{1,12}\.[0-9]) s)?: (?P<rest>.*)\Z"
 )
 _END = re.compile(r"(?P<result>\w+)(?: \((?P<cause>.*)\))?\Z")
 
 
 def stamp(seconds: float) -> str:
-    """Return a time, in seconds since the epoch, as UTC to the second."""
-    return datetime.fromtimestamp(seconds, UTC).strftime(_STAMP)
+    """Return a time, in seconds since the epoch, as UTC to the second.
+
+    One that no calendar holds (a broken clock at the other end) is shown as `?`.
+    """
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime(_STAMP)
+    except (OverflowError, OSError, ValueError):
+        return "?"
 
 
 def one_line(text: str) -> str:
@@ -95,9 +101,17 @@ def parse_log_line(line: bytes) -> LogStart | LogEnd | None:
 def drop_redraws(data: bytes) -> bytes:
     """Return terminal output without the states of a line that a carriage return drew over.
 
-    `10%\\r20%\\r30%\\n` becomes `30%\\n`; what follows the last carriage return stays, and so does
-    a carriage return that ends the data or precedes a line feed, because what comes next decides.
+    `10%\\r20%\\r30%\\n` becomes `\\r30%\\n`: the first line keeps its last carriage return, because
+    the data may go on where a line was left. A carriage return that ends the data, or precedes a
+    line feed, draws over nothing yet and stays.
     """
     if b"\r" not in data:
         return data
-    return b"".join(line[line.rstrip(b"\r\n").rfind(b"\r") + 1 :] for line in io.BytesIO(data))
+    lines = [line[_redrawn(line) :] for line in io.BytesIO(data)]
+    if _redrawn(data[: data.find(b"\n") + 1] or data) > 0:
+        lines[0] = b"\r" + lines[0]
+    return b"".join(lines)
+
+
+def _redrawn(line: bytes) -> int:
+    return line.rstrip(b"\r\n").rfind(b"\r") + 1

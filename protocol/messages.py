@@ -10,15 +10,26 @@ Applying a message twice must do what applying it once does; a reader may see it
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from protocol.journal import JournalRecord
 from protocol.results import RunRecord
-from protocol.schema import decode
+from protocol.schema import decode, loads
 
 MAX_MESSAGES = 1_000_000
+
+
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+
+
+def _check_file(size: int, mode: int, sha256: str) -> None:
+    if not _SHA256.match(sha256):
+        raise ValueError("sha256 is not 64 hexadecimal digits")
+    if size < 0 or not 0 <= mode <= 0o7777:
+        raise ValueError("size or mode is out of range")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +48,22 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedCommand:
-    """Controller: a new line of the queue. `error` is why a malformed line is none."""
+    """Controller: a new line of the queue.
+
+    `snapshot` is the order of the newest snapshot when the line was found; `error` is why it can
+    not be run, when it cannot.
+    """
 
     type: ClassVar[str] = "command"
     number: int
     line: str
-    line_number: int = 0
     run_id: str = ""
-    snapshot: str = ""
+    snapshot: int = 0
     error: str = ""
-    time: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.number < 1 or self.snapshot < 0:
+            raise ValueError("commands count from 1, and snapshots too")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +77,10 @@ class Piece:
     offset: int
     length: int
 
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.length < 0:
+            raise ValueError("offset or length is below 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
@@ -71,6 +92,9 @@ class Content:
     pieces: tuple[Piece, ...] = ()
     blob: bytes = b""
 
+    def __post_init__(self) -> None:
+        _check_file(self.size, 0, self.sha256)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
@@ -81,17 +105,26 @@ class FileEntry:
     mode: int
     sha256: str
 
+    def __post_init__(self) -> None:
+        _check_file(self.size, self.mode, self.sha256)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Controller: serve/ as a whole, at one moment. `id` is the hash of the list of files.
+    """Controller: serve/ as a whole, at one moment.
 
-    The list is JSON in the blob (it can be long).
+    `order` counts up with every change, `id` is the hash of the list of files, which is JSON in
+    the blob (it can be long).
     """
 
     type: ClassVar[str] = "snapshot"
+    order: int
     id: str
     blob: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.order < 1:
+            raise ValueError("snapshots count from 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +136,9 @@ class PutFile:
     size: int
     mode: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        _check_file(self.size, self.mode, self.sha256)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +162,10 @@ class Append:
     start: int
     end: int
     blob: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end or len(self.blob) > self.end - self.start:
+            raise ValueError("not a segment: start, end and bytes do not fit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +247,7 @@ def decode_messages(payload: bytes) -> list[Message]:
     Raises ValueError when it is malformed.
     """
     line, newline, rest = payload.partition(b"\n")
-    try:
-        head = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    head = loads(line)
     if not newline or not isinstance(head, list) or len(head) > MAX_MESSAGES:
         raise ValueError("not a list of messages")
     messages: list[Message] = []

@@ -17,16 +17,17 @@ from protocol.errors import ConfigError, RefusedError
 MAX_STAGE_LENGTH = 64
 SHELL_STAGE = "sh"
 _STAGE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
-_SHELL_LOG = re.compile(r"sh-\d+\Z")
+_SHELL_LOG = re.compile(r"sh-[0-9]+\Z")
 # Names that Windows keeps for devices, with any extension; a laptop may run it.
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", "conin$", "conout$"}
     | {f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³"}
 )
 _RUN_ID = re.compile(
-    r"(?P<stage>[a-z0-9]+(?:-[a-z0-9]+)*)\.(?P<number>\d+)\.(?P<origin>[0-9a-f]{4,16})"
+    r"(?P<stage>[a-z0-9]+(?:-[a-z0-9]+)*)\.(?P<number>[0-9]{1,12})\.(?P<origin>[0-9a-f]{4,16})"
     r"(?:\.(?P<arm>[a-z0-9]+(?:-[a-z0-9]+)*))?\Z"
 )
+MAX_RUN_ID_LENGTH = 200
 MAX_COMPONENT_BYTES = 255
 MAX_PATH_BYTES = 1024
 
@@ -107,7 +108,7 @@ class RunId:
     @classmethod
     def parse(cls, text: str) -> RunId:
         """Parse a run id. Raises RefusedError when it is none."""
-        match = _RUN_ID.match(text)
+        match = _RUN_ID.match(text) if len(text) <= MAX_RUN_ID_LENGTH else None
         if not match:
             raise RefusedError(
                 f"run id {text[:80]!r}", why="not of the form stage.number.nonce[.arm]"

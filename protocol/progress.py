@@ -8,15 +8,17 @@ Any program may write it to `$SYNCD_PROGRESS_FILE`: write a file beside it, then
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from protocol.publish import temporary_beside
+from protocol.schema import loads
 
 MAX_BYTES = 16 * 1024
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +51,27 @@ class Progress:
         return cls(
             step=step,
             total=total,
-            unit=str(value.get("unit") or "step")[:40],
-            message=" ".join(str(value.get("message") or "").split())[:200],
+            unit=_text(value.get("unit"), 40) or "step",
+            message=_text(value.get("message"), 200),
         )
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    return value if abs(value) <= _LARGEST else None
+
+
+def _text(value: Any, limit: int) -> str:
+    return "" if value is None else " ".join(str(value).split())[:limit]
 
 
 def read_progress(path: Path) -> Progress | None:
     """Read a progress file; None when it is missing, half-written or nonsense."""
     try:
         with open(path, "rb") as file:
-            return Progress.from_json(json.loads(file.read(MAX_BYTES)))
-    except (OSError, ValueError, RecursionError):
+            return Progress.from_json(loads(file.read(MAX_BYTES)))
+    except (OSError, ValueError):
         return None
 
 

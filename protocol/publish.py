@@ -84,14 +84,23 @@ def publish_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
 
 
 def append_durable(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Append `data` to `path` and make it durable, the file's entry in its folder too."""
+    """Append `data` to `path` and make it durable, the file's entry in its folder too.
+
+    Of several writers of one file none may call this while another does. When it raises OSError
+    (the disk is full), the file is as long as it was.
+    """
     new = not path.exists()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), mode)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        length = os.fstat(fd).st_size
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, length)
+            raise
     finally:
         os.close(fd)
     if new:

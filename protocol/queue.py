@@ -112,17 +112,18 @@ def parse_queue(data: bytes) -> list[QueueLine]:
         text = raw.strip().strip("\ufeff\0").strip()
         if not text or text.startswith("#"):
             continue
+        encoded = text.encode("utf-8", "surrogateescape")
         finished = number < len(texts)
         command, error = None, ""
         try:
-            if len(text) > MAX_LINE_BYTES:
+            if len(encoded) > MAX_LINE_BYTES:
                 raise ConfigError("queue line", why=f"longer than {MAX_LINE_BYTES} bytes")
             if "\udc80" <= max(text) <= "\udcff":
                 raise ConfigError("queue line", why="not UTF-8")
             command = parse_command(text)
         except UserError as problem:
             error = f"line {number}: {problem}"
-        shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        shown = encoded.decode("utf-8", "backslashreplace")
         lines.append(
             QueueLine(number=number, text=shown, command=command, error=error, finished=finished)
         )

@@ -21,7 +21,7 @@ from typing import Any
 from protocol.errors import DataError
 from protocol.names import RunId, canonical_stage
 from protocol.publish import publish_json
-from protocol.schema import decode
+from protocol.schema import decode, loads
 from protocol.states import Result
 
 VERSION = 1
@@ -89,7 +89,7 @@ class RunRecord:
     attempts: int = 0
     started: float | None = None
     ended: float | None = None
-    snapshot: str = ""
+    snapshot: int = 0
     after: Mapping[str, str] = field(default_factory=dict)
     report: StageReport | None = None
 
@@ -107,8 +107,8 @@ def read_report(path: Path, *, run_id: str, stage: str) -> StageReport:
             data = file.read(MAX_REPORT_BYTES + 1)
         if len(data) > MAX_REPORT_BYTES:
             raise ValueError(f"larger than {MAX_REPORT_BYTES} bytes")
-        report = decode(StageReport, json.loads(data))
-    except (OSError, ValueError, RecursionError) as error:
+        report = decode(StageReport, loads(data))
+    except (OSError, ValueError) as error:
         why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         raise DataError("read the stage's report", path=path, why=why) from error
     if (report.run_id, report.stage) != (run_id, stage):
@@ -134,7 +134,8 @@ class Results:
         """Return the report of exactly this run of exactly this stage; an arm's run id serves too.
 
         Raises DataError when the run is not there, is of another stage, did not succeed or
-        reported nothing: a stale or foreign result is an error, never an answer.
+        reported nothing: a stale or foreign result is an error, never an answer. Raises
+        RefusedError for what is no run id, ConfigError for what is no stage name.
         """
         what, stage = f"look up run {run_id} of stage {stage}", canonical_stage(stage)
         parsed = RunId.parse(run_id)
@@ -171,7 +172,7 @@ class Results:
         """
         what = "read the results"
         try:
-            value = json.loads(path.read_bytes())
+            value = loads(path.read_bytes())
             if not isinstance(value, dict) or not isinstance(value.get("runs"), dict):
                 raise ValueError("not a results file")
             if value.get("version") != VERSION:
@@ -181,7 +182,7 @@ class Results:
             return cls()
         except OSError as error:
             raise DataError(what, path=path, why=error.strerror or str(error)) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise DataError(what, path=path, why=str(error), hint=_MEND) from error
         if value.get("digest") != _digest(value["runs"]) or any(
             run_id != run.run_id for run_id, run in runs.items()

@@ -1,8 +1,10 @@
-"""Reading dataclasses from JSON that another machine, or a person, wrote."""
+"""Reading JSON, and dataclasses from it, that another machine, or a person, wrote."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -12,12 +14,44 @@ from protocol.errors import UserError
 
 T = TypeVar("T")
 
+MAX_DEPTH = 64
+_INT_LIMIT = 2**63
+
+
+def loads(data: bytes) -> Any:
+    """Parse JSON that can be written, stored and copied again, whatever wrote it.
+
+    Raises ValueError when it is not UTF-8 JSON, is nested more than MAX_DEPTH deep, or holds a
+    number that is not finite or text that is not Unicode (a lone surrogate).
+    """
+    try:
+        value = json.loads(data.decode("utf-8-sig"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    _check(value)
+    return value
+
+
+def _check(value: Any) -> None:
+    pending = [(value, 1)]
+    while pending:
+        item, depth = pending.pop()
+        if isinstance(item, str):
+            item.encode("utf-8")
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise ValueError("a number is not finite")
+        elif isinstance(item, dict | list):
+            if depth > MAX_DEPTH:
+                raise ValueError("nested too deeply")
+            inner = [*item, *item.values()] if isinstance(item, dict) else item
+            pending += [(each, depth + 1) for each in inner]
+
 
 def decode(cls: type[T], value: Any) -> T:
     """Build the dataclass `cls` from JSON, checking every field's type.
 
-    Unknown keys are passed over (a newer writer), missing ones take their defaults.
-    Raises ValueError naming the field.
+    Unknown keys are passed over (a newer writer), missing ones take their defaults. An int fits
+    64 bits, a float is finite. Raises ValueError naming the field.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{cls.__name__} is not a JSON object")
@@ -55,8 +89,17 @@ def _decode_as(hint: Any, value: Any, where: str) -> Any:
         return decode(typing.cast(type[Any], hint), value)
     if isinstance(hint, type) and issubclass(hint, str) and hint is not str:
         return hint(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+    if hint in (int, float):
+        return _number(hint, value, where)
+    if not isinstance(value, hint):
         raise ValueError(f"{where} is not of type {hint.__name__}")
     return value
+
+
+def _number(hint: type[int] | type[float], value: Any, where: str) -> int | float:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and not -_INT_LIMIT <= value < _INT_LIMIT:
+        raise ValueError(f"{where} does not fit 64 bits")
+    if not whole and not (hint is float and isinstance(value, float) and math.isfinite(value)):
+        raise ValueError(f"{where} is not a{' finite' if hint is float else 'n integer'} number")
+    return hint(value)

@@ -10,33 +10,33 @@ from dataclasses import asdict
 from protocol.errors import RefusedError
 from protocol.messages import FileEntry, Snapshot
 from protocol.names import safe_relative
-from protocol.schema import decode
+from protocol.schema import decode, loads
 
 MAX_FILES = 1_000_000
 
 
-def encode_snapshot(files: Iterable[FileEntry]) -> Snapshot:
+def encode_snapshot(order: int, files: Iterable[FileEntry]) -> Snapshot:
     """Return the snapshot of these files; the same files always give the same id."""
     listed = [asdict(f) for f in sorted(files, key=lambda f: f.path)]
     blob = json.dumps(listed, separators=(",", ":"), ensure_ascii=True).encode("ascii")
-    return Snapshot(id=hashlib.sha256(blob).hexdigest()[:16], blob=blob)
+    return Snapshot(order=order, id=hashlib.sha256(blob).hexdigest()[:16], blob=blob)
 
 
 def decode_snapshot(snapshot: Snapshot) -> list[FileEntry]:
     """Return a snapshot's files, every path checked.
 
     Raises RefusedError when the id is not that of the list, the list is malformed, a path is
-    unsafe, or two paths would be one file where case does not count.
+    unsafe, stands there twice, or is a file and a folder.
     """
     what = f"read snapshot {snapshot.id}"
     if hashlib.sha256(snapshot.blob).hexdigest()[:16] != snapshot.id:
         raise RefusedError(what, why="its list of files is not the one of its id")
     try:
-        value = json.loads(snapshot.blob)
+        value = loads(snapshot.blob)
         if not isinstance(value, list) or len(value) > MAX_FILES:
             raise ValueError("not a list of files")
         files = [decode(FileEntry, v) for v in value]
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RefusedError(what, why=str(error)) from error
     paths = {safe_relative(file.path) for file in files}
     if len(paths) != len(files):

@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.errors import UsageError
+from protocol.errors import UsageError, UserError
 from protocol.names import RunId, canonical_stage
+from protocol.schema import loads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class StageEnvironment:
                 hint="Unset SYNCD_RUN_ID to run by hand, or start it through a queue line.",
             )
         try:
-            after = json.loads(environ["SYNCD_AFTER"])
+            after = loads(environ["SYNCD_AFTER"].encode("utf-8"))
             if not isinstance(after, dict):
                 raise ValueError("SYNCD_AFTER is not an object")
             return cls(
@@ -91,5 +92,5 @@ class StageEnvironment:
                 results=Path(environ["SYNCD_RESULTS"]),
                 after={canonical_stage(k): str(RunId.parse(v)) for k, v in after.items()},
             )
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, TypeError, UserError) as error:
             raise UsageError("read the stage's environment", why=str(error)) from error

@@ -73,13 +73,14 @@ def parse_stages(data: bytes) -> dict[str, Stage]:
         if len(data) > MAX_BYTES:
             raise ConfigError(what, why=f"larger than {MAX_BYTES} bytes")
         value = tomllib.loads(data.decode("utf-8-sig"))
+        tables = value.get("stages")
+        if not isinstance(tables, dict) or set(value) != {"stages"}:
+            raise ConfigError(what, why="it must hold tables [stages.<name>], and nothing else")
+        spelled = canonical_stages(tables)
+        stages = {name: _stage(name, tables[raw]) for name, raw in spelled.items()}
     except (ValueError, RecursionError) as error:
+        # Also for a number of thousands of digits, which Python will not print.
         raise ConfigError(what, why=str(error), hint="See examples/demo/stages.toml.") from error
-    tables = value.get("stages")
-    if not isinstance(tables, dict) or set(value) != {"stages"}:
-        raise ConfigError(what, why="it must hold tables [stages.<name>], and nothing else")
-    spelled = canonical_stages(tables)
-    stages = {name: _stage(name, tables[raw]) for name, raw in spelled.items()}
     _check_order(stages)
     return stages
 
@@ -115,7 +116,7 @@ def _stage(name: str, table: Any) -> Stage:
         command=command if isinstance(command, str) else tuple(command),
         env={k: _env_text(v) for k, v in env.items()},
         after=tuple(dict.fromkeys(canonical_stage(a) for a in after)),
-        timeout=_seconds(where, "timeout", table["timeout"]) if "timeout" in table else None,
+        timeout=_timeout(where, table["timeout"]) if "timeout" in table else None,
         retries=table.get("retries", 0),
         grace=_seconds(where, "grace", table.get("grace", 10.0)),
         resume=Resume(table.get("resume", "checkpoint")),
@@ -133,12 +134,13 @@ def _is_texts(value: Any) -> bool:
 
 
 def _is_command(value: Any) -> bool:
-    return (isinstance(value, str) and bool(value.strip())) or (_is_texts(value) and bool(value))
+    words = [value.strip()] if isinstance(value, str) else value
+    return _is_texts(words) and bool(words) and not any("\0" in word for word in words)
 
 
 def _is_env(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(v, str | int | float) and "=" not in k and "\0" not in f"{k}{v}"
+        isinstance(v, str | int | float) and k and "=" not in k and "\0" not in f"{k}{v}"
         for k, v in value.items()
     )
 
@@ -152,19 +154,28 @@ def _in(value: Any, kind: type, low: float, high: float) -> bool:
     return right and not isinstance(value, bool) and low <= value <= high
 
 
+def _timeout(where: str, value: Any) -> float:
+    seconds = _seconds(where, "timeout", value)
+    if seconds == 0:
+        raise ConfigError(where, why="timeout = 0", hint="Leave it out for none.")
+    return seconds
+
+
 def _seconds(where: str, key: str, value: Any) -> float:
     match = _DURATION.match(value.strip()) if isinstance(value, str) else None
     if match:
         seconds = float(match["value"]) * _SECONDS[match["unit"]]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = value
     else:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
         raise ConfigError(
-            where, why=f"{key} = {value!r}", hint='It must be seconds, or text such as "90m".'
+            where,
+            why=f"{key} = {repr(value)[:80]}",
+            hint='It must be seconds, or text such as "90m".',
         )
-    return seconds
+    return float(seconds)
 
 
 def _check_order(stages: Mapping[str, Stage]) -> None:

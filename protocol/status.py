@@ -74,7 +74,7 @@ def render_status(status: Status, *, now: float) -> str:
         lines.append(f"NOT HEARD FOR {duration(age)}: the VM, or its connection, may be gone.")
     if not status.sealed:
         lines.append("NOT SEALED: whoever can write to the remote can run code on the VM.")
-    lines += [f"PROBLEM: {one_line(p)}" for p in status.problems]
+    lines += [f"PROBLEM: {p}" for p in status.problems]
     lines += ["", "running"]
     lines += [text for r in status.running for text in _running(r, status.time)] or ["  nothing"]
     if status.waiting:
@@ -84,7 +84,7 @@ def render_status(status: Status, *, now: float) -> str:
         lines += ["", "ended"]
         lines += [
             f"  {e.number:>4}  {shown(e.line):<28} {e.result} at {stamp(e.ended)}"
-            + (f": {one_line(e.cause)}" if e.cause else "")
+            + (f": {e.cause}" if e.cause else "")
             for e in status.ended
         ]
     lines += ["", f"disk free {size(status.disk_free)}"]
@@ -92,7 +92,7 @@ def render_status(status: Status, *, now: float) -> str:
     if status.unsent_bytes and status.unsent_since is not None:
         waited = duration(status.time - status.unsent_since)
         lines.append(f"to be sent {size(status.unsent_bytes)}, waiting for {waited}")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{one_line(line)}\n" for line in lines)
 
 
 def _running(run: RunningLine, now: float) -> list[str]:

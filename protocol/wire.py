@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.errors import DataError, RefusedError
+from protocol.schema import loads
 
 VERSION = 1
 MAX_HEADER_BYTES = 1024
@@ -39,9 +40,10 @@ MAX_CHUNK_BYTES = 64 * 1024 * 1024
 KEY_BYTES = 32
 
 _NAME = re.compile(
-    r"(?P<seq>\d{12})-(?P<kind>pack|state|chunk)-(?P<length>\d{1,13})-(?P<sha256>[0-9a-f]{64})\Z"
+    r"(?P<seq>[0-9]{12})-(?P<kind>pack|state|chunk)-(?P<length>[1-9][0-9]{0,12})"
+    r"-(?P<sha256>[0-9a-f]{64})\Z"
 )
-_WRITER = re.compile(r"(?P<role>[cw])-(?P<epoch>\d{6})-(?P<nonce>[0-9a-f]{8})\Z")
+_WRITER = re.compile(r"(?P<role>[cw])-(?P<epoch>[0-9]{6})-(?P<nonce>[0-9a-f]{8})\Z")
 
 
 class Role(StrEnum):
@@ -120,6 +122,16 @@ class Sealer:
     folder: str
     key: bytes = b""
 
+    def _header(self, writer: Writer, kind: Kind, seq: int, codec: str) -> dict[str, object]:
+        return {
+            "v": VERSION,
+            "folder": self.folder,
+            "writer": str(writer),
+            "kind": str(kind),
+            "seq": seq,
+            "codec": codec,
+        }
+
     def _mac(self, writer: Writer, header: dict[str, object], payload: bytes) -> str:
         if not self.key:
             return ""
@@ -133,20 +145,15 @@ class Sealer:
     def seal(
         self, writer: Writer, kind: Kind, seq: int, payload: bytes, *, compress: bool = True
     ) -> tuple[ObjectName, bytes]:
-        """Return an object's name and body."""
+        """Return an object's name and body. Raises DataError when the payload is too large."""
+        if len(payload) > _LIMITS[kind]:
+            raise DataError(f"seal a {kind}", why=f"{len(payload)} bytes is more than it may hold")
         codec = "raw"
         if compress:
             packed = zlib.compress(payload, 6)
             if len(packed) < len(payload):
                 codec, payload = "zlib", packed
-        header: dict[str, object] = {
-            "v": VERSION,
-            "folder": self.folder,
-            "writer": str(writer),
-            "kind": str(kind),
-            "seq": seq,
-            "codec": codec,
-        }
+        header = self._header(writer, kind, seq, codec)
         header["mac"] = self._mac(writer, header, payload)
         body = _canonical(header) + b"\n" + payload
         name = ObjectName(seq, kind, len(body), hashlib.sha256(body).hexdigest())
@@ -166,20 +173,26 @@ class Sealer:
         line, _, payload = body[:MAX_HEADER_BYTES].partition(b"\n")
         payload = body[len(line) + 1 :]
         try:
-            header = json.loads(line)
+            header = loads(line)
             if not isinstance(header, dict):
                 raise ValueError("not an object")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise RefusedError(what, path=path, why=f"broken header: {error}") from error
         if header.get("v") != VERSION:
             why = f"protocol version {header.get('v')!r}; this program speaks {VERSION}"
             raise RefusedError(what, path=path, why=why, hint="Update syncd at both ends.")
-        mac = header.pop("mac", "")
         placed = (header.get("folder"), header.get("writer"), header.get("kind"), header.get("seq"))
         if placed != (self.folder, str(writer), str(name.kind), name.seq):
             raise RefusedError(what, path=path, why="it belongs to another folder, writer or place")
-        self._check_seal(what, path, mac, self._mac(writer, header, payload))
-        return _decompress(what, path, name, header.get("codec"), payload)
+        codec = header.get("codec")
+        if codec not in ("raw", "zlib"):
+            raise RefusedError(what, path=path, why=f"unknown codec {codec!r}")
+        expected = self._header(writer, name.kind, name.seq, codec)
+        expected["mac"] = self._mac(writer, expected, payload)
+        self._check_seal(what, path, header.get("mac"), str(expected["mac"]))
+        if not body.startswith(_canonical(expected) + b"\n"):
+            raise RefusedError(what, path=path, why="its header is not written as it must be")
+        return payload if codec == "raw" else _inflate(what, path, payload, _LIMITS[name.kind])
 
     def _check_seal(self, what: str, path: str, mac: object, wanted: str) -> None:
         if not self.key:
@@ -201,17 +214,14 @@ def _canonical(header: dict[str, object]) -> bytes:
     return json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
-def _decompress(what: str, path: str, name: ObjectName, codec: object, payload: bytes) -> bytes:
-    if codec == "raw":
-        return payload
-    if codec != "zlib":
-        raise RefusedError(what, path=path, why=f"unknown codec {codec!r}")
-    limit = _LIMITS[name.kind]
+def _inflate(what: str, path: str, payload: bytes, limit: int) -> bytes:
+    inflater = zlib.decompressobj()
     try:
-        inflater = zlib.decompressobj()
-        data = inflater.decompress(payload, limit)
-        if inflater.unconsumed_tail or not inflater.eof:
-            raise RefusedError(what, path=path, why=f"it inflates to more than {limit} bytes")
+        data = inflater.decompress(payload, limit + 1)
     except zlib.error as error:
         raise RefusedError(what, path=path, why=f"cannot be inflated: {error}") from error
+    if len(data) > limit:
+        raise RefusedError(what, path=path, why=f"it inflates to more than {limit} bytes")
+    if not inflater.eof or inflater.unused_data:
+        raise RefusedError(what, path=path, why="cannot be inflated: cut short, or too long")
     return data

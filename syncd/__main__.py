@@ -1,0 +1,7 @@
+"""`python -m syncd`: the command line."""
+
+import sys
+
+from syncd.cli import main
+
+sys.exit(main())

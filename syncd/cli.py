@@ -1,0 +1,420 @@
+"""The command `syncd`, also `python -m syncd`: parse, call the library, map errors to exit codes.
+
+Exit codes are those of `protocol/errors.py`. The shared folder is `--folder`, else $SYNCD_FOLDER,
+else the current folder or one above it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json as jsonlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter, validators
+
+from protocol.errors import ConfigError, ExitCode, RunFailedError, UsageError, UserError
+from protocol.paths import Layout
+from protocol.queue import encode_script
+from protocol.states import Result
+from protocol.wire import Role
+
+if TYPE_CHECKING:
+    from syncd.view import CommandView
+
+Folder = Annotated[Path | None, Parameter(name=["--folder", "-C"], env_var="SYNCD_FOLDER")]
+Json = Annotated[bool, Parameter(negative=())]
+Flag = Annotated[bool, Parameter(negative=())]
+
+app = App(
+    name="syncd",
+    help="""Drive a GPU that can only be rented by the notebook cell, through a shared folder.""",
+    help_epilogue="""Examples:
+
+    syncd demo                                          # see it work, on this machine
+    syncd init --role controller --remote drive:syncd   # make this folder the laptop's end
+    syncd watch                                         # keep this end in sync
+    syncd run pretrain --wait                           # or append run:pretrain to queue.txt
+    syncd logs -f pretrain
+
+Exit codes: 0 done, 1 a fault of ours, 2 usage, 3 a file that you wrote is wrong, 4 data is
+damaged or missing, 5 the remote cannot be reached, 6 refused by rule, 7 another process is there,
+8 the run did not succeed, 130 interrupted.
+""",
+    help_format="plaintext",
+    version=lambda: importlib.metadata.version("syncd"),
+)
+app.register_install_completion_command()
+
+
+def _layout(folder: Path | None) -> Layout:
+    from syncd.view import find_folder
+
+    return find_folder(folder or Path())
+
+
+def _print_json(value: Any) -> None:
+    print(jsonlib.dumps(value, indent=1, ensure_ascii=False))
+
+
+@app.command(
+    help_epilogue=(
+        "Examples:\n\n"
+        "    syncd init --role controller --remote drive:syncd\n"
+        "    syncd init --role worker --remote drive:syncd --key-file key\n"
+    )
+)
+def init(
+    *,
+    role: Role = Role.CONTROLLER,
+    remote: str,
+    folder: Folder = None,
+    key_file: Path | None = None,
+    unsealed: Flag = False,
+    rclone_config: str = "",
+) -> None:
+    """Make a folder one end of a shared folder: its settings, its key, its places.
+
+    Parameters
+    ----------
+    role
+        `controller` for the laptop, `worker` for the machine with the GPU.
+    remote
+        What rclone calls a remote and a path ("drive:syncd"), or a local folder.
+    folder
+        The folder to make; the current one by default.
+    key_file
+        The key that the other end made (its .syncd/key); "-" reads it from standard input. A
+        controller without one makes a new key; a worker also takes it from $SYNCD_KEY.
+    unsealed
+        Do without a key: whoever can write to the remote can then run code on the worker.
+    rclone_config
+        Another configuration file than rclone's own.
+    """
+    from syncd.setup import initialise
+
+    told = initialise(
+        Layout((folder or Path()).resolve()),
+        role=role,
+        remote=remote,
+        key_file=key_file,
+        unsealed=unsealed,
+        rclone_config=rclone_config,
+    )
+    print(told)
+
+
+@app.command(
+    help_epilogue=(
+        "Examples:\n\n"
+        "    syncd watch\n"
+        "    syncd watch --role worker --remote drive:syncd --folder /content/syncd\n"
+    )
+)
+def watch(
+    *,
+    role: Role | None = None,
+    remote: str | None = None,
+    folder: Folder = None,
+    verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative=())] = False,
+) -> None:
+    """Keep this end in sync, until it is interrupted. On the worker: run what the queue says.
+
+    Stages run detached: they go on when this ends, and are found again when it is started anew.
+
+    Parameters
+    ----------
+    role
+        `controller` or `worker`; else from $SYNCD_ROLE or syncd.toml.
+    remote
+        The rclone remote; else from $SYNCD_REMOTE or syncd.toml.
+    folder
+        The shared folder's end here.
+    verbose
+        Say more.
+    """
+    from syncd.config import load_settings
+
+    layout = Layout(folder.resolve()) if folder and role and remote else _layout(folder)
+    settings = load_settings(layout, {"role": role, "remote": remote})
+    logging.basicConfig(
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        level=logging.DEBUG if verbose else logging.INFO,
+    )
+    if settings.role is Role.WORKER:
+        from syncd.worker import Worker
+
+        Worker(layout, settings).run()
+    else:
+        from syncd.controller import Controller
+
+        Controller(layout, settings).run()
+
+
+@app.command(
+    help_epilogue=("Examples:\n\n    syncd run pretrain\n    syncd run pretrain --wait --json\n")
+)
+def run(
+    stage: str,
+    *,
+    wait: Annotated[bool, Parameter(name=["--wait", "-w"], negative=())] = False,
+    folder: Folder = None,
+    json: Json = False,
+) -> None:
+    """Append run:STAGE to the queue.
+
+    Parameters
+    ----------
+    stage
+        A stage that serve/stages.toml defines.
+    wait
+        Wait until it has ended; the exit code is 8 when it did not succeed.
+    folder
+        The shared folder's end here.
+    json
+        Print the command as JSON (with --wait, as it ended).
+    """
+    from syncd.view import check_stage
+
+    layout = _layout(folder)
+    _append(layout, f"run:{check_stage(layout, stage)}", wait=wait, json=json)
+
+
+@app.command(
+    help_epilogue=("Examples:\n\n    syncd sh 'nvidia-smi' --wait\n    syncd sh - < clean.sh\n")
+)
+def sh(
+    command: str,
+    *,
+    wait: Annotated[bool, Parameter(name=["--wait", "-w"], negative=())] = False,
+    folder: Folder = None,
+    json: Json = False,
+) -> None:
+    """Append a shell command to the queue; it is run once, by /bin/sh, in the worker's folder.
+
+    Parameters
+    ----------
+    command
+        A shell script; "-" reads it from standard input.
+    wait
+        Wait until it has ended; the exit code is 8 when it did not succeed.
+    folder
+        The shared folder's end here.
+    json
+        Print the command as JSON (with --wait, as it ended).
+    """
+    script = sys.stdin.read() if command == "-" else command
+    if not script.strip():
+        raise UsageError("syncd sh", why="the command is empty")
+    _append(_layout(folder), encode_script(script), wait=wait, json=json)
+
+
+@app.command(help_epilogue=("Examples:\n\n    syncd stop pretrain\n"))
+def stop(stage: str, *, folder: Folder = None, json: Json = False) -> None:
+    """Append stop:STAGE to the queue: its run ends, and those that wait are not started.
+
+    Parameters
+    ----------
+    stage
+        A stage that serve/stages.toml defines.
+    folder
+        The shared folder's end here.
+    json
+        Print the command as JSON.
+    """
+    from syncd.view import check_stage
+
+    layout = _layout(folder)
+    _append(layout, f"stop:{check_stage(layout, stage)}", wait=False, json=json)
+
+
+def _append(layout: Layout, line: str, *, wait: bool, json: bool) -> None:
+    from syncd.config import load_settings
+    from syncd.view import append_commands, read_commands, wait_for
+
+    if load_settings(layout, {}).role is Role.WORKER:
+        raise UsageError(
+            "append to the queue",
+            path=layout.root,
+            why="this end is the worker's",
+            hint="Append at the controller's end.",
+        )
+    known = max((view.number for view in read_commands(layout)), default=0)
+    append_commands(layout, [line])
+    if not wait:
+        if json:
+            _print_json({"line": line})
+        else:
+            print(f"appended {line[:60]}")
+        return
+    view = None
+    for view in wait_for(layout, line, known):
+        if not json:
+            _print_step(view)
+    assert view is not None
+    if json:
+        _print_json(asdict(view))
+    if view.result is not Result.SUCCESS:
+        raise RunFailedError(line[:60], why=f"{view.result}: {view.cause}".rstrip(": "))
+
+
+def _print_step(view: CommandView) -> None:
+    told = f" as {view.result}: {view.cause}".rstrip(": ") if view.result else ""
+    print(f"{view.run_id or view.line} {view.state}{told}", file=sys.stderr)
+
+
+@app.command(
+    help_epilogue=(
+        "Examples:\n\n    syncd status\n    syncd status --json | jq '.commands[-1].state'\n"
+    )
+)
+def status(*, folder: Folder = None, json: Json = False) -> None:
+    """Show the queue's commands and how the worker is.
+
+    Parameters
+    ----------
+    folder
+        The shared folder's end here.
+    json
+        Print commands and the worker's status as JSON.
+    """
+    from syncd.show import print_status
+    from syncd.view import read_commands, read_status
+
+    layout = _layout(folder)
+    commands, worker = read_commands(layout), read_status(layout)
+    if json:
+        _print_json(
+            {
+                "commands": [asdict(view) for view in commands],
+                "worker": asdict(worker) if worker else None,
+            }
+        )
+    else:
+        print_status(commands, worker)
+
+
+@app.command(help_epilogue=("Examples:\n\n    syncd logs pretrain\n    syncd logs -f pretrain\n"))
+def logs(
+    stage: str,
+    *,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
+    lines: Annotated[
+        int | None, Parameter(name=["--lines", "-n"], validator=validators.Number(gte=0))
+    ] = None,
+    folder: Folder = None,
+) -> None:
+    """Print a stage's log as it has arrived here.
+
+    Parameters
+    ----------
+    stage
+        A stage, or sh-<number> for a shell command.
+    follow
+        Go on printing what is added, until interrupted.
+    lines
+        Only the last so many lines; all by default, 10 with --follow.
+    folder
+        The shared folder's end here.
+    """
+    from syncd.show import print_log
+
+    layout = _layout(folder)
+    number = stage.removeprefix("sh-")
+    shell = stage.startswith("sh-") and number.isdecimal()
+    path = layout.shell_log(int(number)) if shell else layout.log(stage)
+    print_log(path, follow=follow, lines=10 if follow and lines is None else lines)
+
+
+@app.command(
+    help_epilogue=("Examples:\n\n    syncd results\n    syncd results gate.0004.7f3a --json\n")
+)
+def results(run_id: str = "", *, folder: Folder = None, json: Json = False) -> None:
+    """Show the results of the runs.
+
+    Parameters
+    ----------
+    run_id
+        Only this run, with all that it reported.
+    folder
+        The shared folder's end here.
+    json
+        Print them as JSON.
+    """
+    from protocol.results import Results
+    from syncd.show import print_results
+
+    layout = _layout(folder)
+    found = Results.load(layout.results)
+    runs = [r for r in found.runs.values() if run_id in ("", r.run_id)]
+    if run_id and not runs:
+        raise ConfigError(
+            f"show run {run_id}",
+            path=layout.results,
+            why="there is no such run",
+            hint="`syncd results` lists them.",
+        )
+    if json:
+        _print_json({run.run_id: run.to_json() for run in runs})
+    else:
+        print_results(runs, detailed=bool(run_id))
+
+
+@app.command(
+    help_epilogue=("Examples:\n\n    syncd demo\n    syncd demo --folder /tmp/demo --json\n")
+)
+def demo(
+    *,
+    folder: Annotated[Path, Parameter(name=["--folder", "-C"])] = Path("demo"),
+    keep: Flag = False,
+    json: Json = False,
+) -> None:
+    """Run the main job on this machine: a laptop's folder, a worker's, a remote between them.
+
+    Builds a pool of real clips, starts `syncd watch` for each end, appends lines to the laptop's
+    queue.txt, and shows how pretraining, fine-tuning, export and the gate come back. The exit code
+    is 0 only if the gate judged the very model that this run exported.
+
+    Parameters
+    ----------
+    folder
+        Where to make laptop/, vm/ and remote/; what an earlier demo left there is replaced.
+    keep
+        Go on with what an earlier demo left there: the gate then judges against its champion.
+    json
+        Print what came back as JSON.
+    """
+    from syncd.demo import run_demo
+
+    outcome = run_demo(folder.resolve(), keep=keep)
+    if json:
+        _print_json(outcome)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code. A fault of ours raises."""
+    tokens = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except UserError as error:
+        return _fail(str(error), error.exit_code)
+    except CycloptsError as error:
+        return _fail(str(error), ExitCode.USAGE)
+    except BrokenPipeError:
+        # The reader of our output has gone (`syncd logs pretrain | head`).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except KeyboardInterrupt:
+        return _fail("interrupted", ExitCode.INTERRUPTED)
+    return ExitCode.OK
+
+
+def _fail(message: str, code: ExitCode) -> int:
+    print(f"syncd: error: {message}", file=sys.stderr)
+    return code

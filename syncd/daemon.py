@@ -1,0 +1,276 @@
+"""What the two daemons share: their resources, their threads, and how they start and end.
+
+A daemon is a few loops, each a thread that waits for its event or a timeout and then does one
+round. A round that fails says so in `problems` and comes again, with back-off where the remote
+was at fault; only being fenced ends the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from protocol.errors import UserError
+from protocol.messages import Message
+from protocol.paths import Layout
+from protocol.publish import make_dirs, remove_leftovers
+from protocol.wire import Writer
+from syncd.config import Settings, load_key, make_private, sealer
+from syncd.contents import Contents
+from syncd.link import FencedError, Link
+from syncd.platform import exclusive_lock
+from syncd.rclone import Rclone
+from syncd.remote import RcloneRemote
+from syncd.state import State
+from syncd.watch import Watcher
+
+log = logging.getLogger("syncd")
+
+IDLE_AFTER_SECONDS = 600.0
+IDLE_POLL_SECONDS = 5.0
+DISCOVER_SECONDS = 5.0
+GATHER_SECONDS = 0.1
+RESCAN_SECONDS = 10.0
+MAX_PAUSE_SECONDS = 30.0
+
+
+@dataclass
+class Loop:
+    """A thread that does rounds: woken by its event, or after `interval()` seconds."""
+
+    name: str
+    round: Callable[[], None]
+    interval: Callable[[], float]
+    wake: threading.Event = field(default_factory=threading.Event)
+    failures: int = 0
+
+
+class Daemon(ABC):
+    """One end's daemon. Subclasses say what is sent, what is done with what arrives, and more."""
+
+    def __init__(self, layout: Layout, settings: Settings) -> None:
+        self.layout = layout
+        self.settings = settings
+        self.problems: dict[str, str] = {}
+        self.fenced: FencedError | None = None
+        self._stopping = threading.Event()
+        self._active = time.monotonic()
+        self._discovered = 0.0
+        self.push_loop = Loop("push", self._push, lambda: 1.0)
+        self.pull_loop = Loop("pull", self._pull, self._poll_interval)
+        self.bulk_loop = Loop("bulk", self.bulk, lambda: 2.0)
+        self.main_loop = Loop("main", self.tick, lambda: 0.5)
+
+    # For subclasses
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Prepare, after the link is there and before it is opened."""
+
+    @abstractmethod
+    def recovered(self) -> None:
+        """Called once the link is open: all that predecessors left has been applied."""
+
+    @abstractmethod
+    def collect(self, budget: int) -> list[Message]:
+        """See `link.Outgoing`."""
+
+    @abstractmethod
+    def apply(self, writer: Writer, message: Message) -> None:
+        """See `link.Incoming`."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """One round of the main loop."""
+
+    @abstractmethod
+    def bulk(self) -> None:
+        """One round of what may take long: large files, both ways."""
+
+    def more_loops(self) -> list[Loop]:
+        """Loops that only this end has."""
+        return []
+
+    @abstractmethod
+    def watched(self) -> list[tuple[Path, Loop]]:
+        """Paths whose changes wake a loop."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Called once before the last push."""
+
+    # Life
+
+    def run(self) -> None:
+        """Run until a signal. Raises UserError when it cannot start, FencedError when fenced."""
+        make_private(self.layout)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                exclusive_lock(self.layout.private / "lock", "start syncd watch in this folder")
+            )
+            self._open(stack)
+            threads = self._start_threads(stack)
+            self._until_stopped()
+            for loop in self._loops():
+                loop.wake.set()
+            for thread in threads:
+                thread.join()
+            self._say_goodbye()
+        if self.fenced:
+            raise self.fenced
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        private = self.layout.private
+        folders = {name: private / name for name in ("content", "payload", "scratch", "rclone")}
+        for folder in (self.layout.inbox, *folders.values(), folders["content"] / "files"):
+            make_dirs(folder, mode=0o700 if folder.is_relative_to(private) else 0o755)
+        make_dirs(folders["content"] / "payload", mode=0o700)
+        for leftover in folders["scratch"].iterdir():
+            leftover.unlink()
+        remove_leftovers(self.layout.inbox)
+        self.state = State(private / "state.db")
+        stack.callback(self.state.close)
+        config = Path(self.settings.rclone_config) if self.settings.rclone_config else None
+        self.rclone = stack.enter_context(
+            Rclone(folders["rclone"], config=config, bwlimit=self.settings.bwlimit)
+        )
+        self.remote = RcloneRemote(self.rclone, self.settings.remote)
+        key = load_key(self.layout)
+        if key is None:
+            log.warning("NOT SEALED: no key; whoever can write to the remote can run code.")
+        self.sealed = key is not None
+        self.link = Link(
+            remote=self.remote,
+            state=self.state,
+            sealer=sealer(key),
+            role=self.settings.role,
+            scratch=folders["scratch"],
+            outgoing=self,
+            incoming=self,
+        )
+        self.contents = Contents(self.state, folders["content"] / "files", lambda: self.link)
+        self.payload_contents = Contents(
+            self.state, folders["content"] / "payload", lambda: self.link
+        )
+        self.setup()
+        self.remote.make_root()
+        self.link.open()
+        self.recovered()
+        log.info("%s %s, remote %s", self.settings.role, self.link.writer, self.settings.remote)
+
+    def _loops(self) -> list[Loop]:
+        return [self.main_loop, self.push_loop, self.pull_loop, self.bulk_loop, *self.more_loops()]
+
+    def _start_threads(self, stack: contextlib.ExitStack) -> list[threading.Thread]:
+        watched = self.watched()
+        if (folder := self.remote.local_path()) is not None:
+            watched.append((folder, self.pull_loop))
+        for path, loop in watched:
+            watcher = Watcher([path], loop.wake.set, rescan_every=RESCAN_SECONDS)
+            stack.enter_context(watcher)
+        threads = []
+        for loop in self._loops():
+            thread = threading.Thread(target=self._work, args=(loop,), name=loop.name)
+            thread.start()
+            threads.append(thread)
+        return threads
+
+    def _until_stopped(self) -> None:
+        def stop(signum: int, frame: FrameType | None) -> None:
+            self._stopping.set()
+
+        before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            while not self._stopping.wait(1.0):
+                pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def stop(self) -> None:
+        """Ask the daemon to end."""
+        self._stopping.set()
+
+    def _say_goodbye(self) -> None:
+        try:
+            self.leave()
+            for _ in range(100):
+                if not self.link.push():
+                    break
+        except UserError as error:
+            log.warning("left without sending everything: %s", error)
+
+    # Loops
+
+    def _work(self, loop: Loop) -> None:
+        while not self._stopping.is_set():
+            loop.wake.clear()
+            with self._guarded(loop):
+                loop.round()
+            pause = loop.interval()
+            if loop.failures:
+                self._stopping.wait(min(0.5 * 2**loop.failures, MAX_PAUSE_SECONDS))
+            loop.wake.wait(pause)
+
+    @contextlib.contextmanager
+    def _guarded(self, loop: Loop) -> Iterator[None]:
+        """Turn a failed round into a problem that is shown, until a round works again."""
+        key = f"{loop.name}"
+        try:
+            yield
+        except FencedError as error:
+            self.fenced = error
+            log.error("%s", error)
+            self.main_loop.wake.set()
+        except UserError as error:
+            self._note_failure(loop, key, str(error))
+        except OSError as error:
+            self._note_failure(loop, key, f"{error.strerror or error}: {error.filename or ''}")
+        except Exception as error:
+            log.exception("a fault in the %s loop", loop.name)
+            self._note_failure(loop, key, f"fault in {loop.name}: {error!r}")
+        else:
+            if loop.failures:
+                log.info("%s works again", loop.name)
+            loop.failures = 0
+            self.problems.pop(key, None)
+
+    def _note_failure(self, loop: Loop, key: str, why: str) -> None:
+        loop.failures = min(loop.failures + 1, 10)
+        if self.problems.get(key) != why:
+            log.warning("%s", why)
+        self.problems[key] = why
+
+    def _push(self) -> None:
+        while self.link.push() and not self._stopping.is_set():
+            self._active = time.monotonic()
+            self._stopping.wait(GATHER_SECONDS)
+
+    def _pull(self) -> None:
+        if time.monotonic() - self._discovered > DISCOVER_SECONDS or self.link.peer() is None:
+            self.link.discover()
+            self._discovered = time.monotonic()
+        if self.link.pull():
+            self._active = time.monotonic()
+            self.main_loop.wake.set()
+            self.bulk_loop.wake.set()
+            self.push_loop.wake.set()
+
+    def _poll_interval(self) -> float:
+        if self.remote.local_path() is not None:
+            return 1.0  # a watcher wakes it
+        idle = time.monotonic() - self._active > IDLE_AFTER_SECONDS
+        return IDLE_POLL_SECONDS if idle else self.settings.poll
+
+    def refusals(self) -> list[str]:
+        """Say what was refused of what arrived."""
+        refused = list(self.link.refused.values())
+        return [f"{len(refused)} objects were refused; the last: {refused[-1]}"] if refused else []

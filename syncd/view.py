@@ -1,0 +1,220 @@
+"""What one end knows, read without its daemon: for the commands that show and ask.
+
+Everything here reads; only `append_commands` writes, and only `queue.txt`, as a person would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from protocol.errors import ConfigError, DataError
+from protocol.journal import JournalRecord, fold, parse_journal
+from protocol.messages import QueuedCommand
+from protocol.names import canonical_stage, suggest
+from protocol.paths import Layout
+from protocol.queue import lines_of
+from protocol.schema import decode
+from protocol.states import Result, State
+from protocol.status import Status
+from syncd.payload import read_stages
+
+FOLLOW_SECONDS = 0.1
+
+
+def find_folder(start: Path) -> Layout:
+    """Return the shared folder that `start` is, or lies in. Raises ConfigError for none."""
+    for folder in (start.resolve(), *start.resolve().parents):
+        if (folder / ".syncd").is_dir() or (folder / "syncd.toml").is_file():
+            return Layout(folder)
+    raise ConfigError(
+        "find the shared folder",
+        path=start,
+        why="neither it nor a folder above has a syncd.toml",
+        hint="Run `syncd init` there, or give --folder.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandView:
+    """One command of the queue and how it is. `cause` says why it ended as it did."""
+
+    number: int
+    line: str
+    run_id: str
+    state: State
+    result: Result | None
+    cause: str
+    worker: str
+    attempt: int
+    time: float | None
+
+
+def read_commands(layout: Layout) -> list[CommandView]:
+    """Return every command that this end knows, in order. Raises DataError."""
+    newest = read_journal(layout)
+    views = [_view(message, newest.get(message.number)) for message in _messages(layout)]
+    return sorted(views, key=lambda view: view.number)
+
+
+def _view(message: QueuedCommand, record: JournalRecord | None) -> CommandView:
+    return CommandView(
+        number=message.number,
+        line=message.line,
+        run_id=message.run_id,
+        state=record.state if record else State.QUEUED,
+        result=record.result if record else None,
+        cause=record.cause if record else message.error,
+        worker=record.worker if record else "",
+        attempt=record.attempt if record else 0,
+        time=record.time if record else None,
+    )
+
+
+def _messages(layout: Layout) -> list[QueuedCommand]:
+    path = layout.private / "state.db"
+    if not path.exists():
+        return []
+    try:
+        # Another process writes: this one waits for its turn and never holds it.
+        with sqlite3.connect(path, timeout=10.0) as database:
+            rows = database.execute("SELECT message FROM commands ORDER BY number").fetchall()
+        database.close()
+    except sqlite3.Error as error:
+        raise DataError("read the state", path=path, why=str(error)) from error
+    return [decode(QueuedCommand, json.loads(row[0])) for row in rows]
+
+
+def read_journal(layout: Layout) -> dict[int, JournalRecord]:
+    """Return every command's newest record. A line that is being written is passed over."""
+    try:
+        records, _ = parse_journal(layout.journal.read_bytes())
+    except FileNotFoundError:
+        return {}
+    return fold(records)
+
+
+def read_status(layout: Layout) -> Status | None:
+    """Return the worker's newest status that this end has, or None. Raises DataError."""
+    path = layout.private / "status.json"
+    try:
+        return decode(Status, json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError("read the status", path=path, why=str(error)) from error
+
+
+def check_stage(layout: Layout, name: str) -> str:
+    """Return the canonical name of a stage that serve/stages.toml defines. Raises ConfigError."""
+    stage = canonical_stage(name)
+    stages = read_stages(layout.serve)
+    if stage not in stages:
+        raise ConfigError(
+            f"stage {name!r}",
+            path=layout.serve / "stages.toml",
+            why="it is not defined there",
+            hint=suggest(stage, stages),
+        )
+    return stage
+
+
+def append_commands(layout: Layout, lines: Sequence[str]) -> None:
+    """Append lines to queue.txt in one write, after ending a last line that has no end."""
+    text = lines_of(lines).encode("utf-8")
+    try:
+        fd = os.open(layout.queue, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        with os.fdopen(fd, "r+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            unfinished = size > 0 and file.read(1) not in (b"\n", b"\r")
+            file.write((b"\n" if unfinished else b"") + text)
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(
+            "append to the queue", path=layout.queue, why=error.strerror or str(error)
+        ) from error
+
+
+def wait_for(layout: Layout, line: str, after: int) -> Iterator[CommandView]:
+    """Yield the view of the first command above number `after` with this line, as it changes.
+
+    Ends when the command has ended; blocks between changes.
+    """
+    last: CommandView | None = None
+    while last is None or last.state is not State.ENDED:
+        found = [v for v in read_commands(layout) if v.number > after and v.line == line]
+        if found and found[0] != last:
+            last = found[0]
+            yield last
+        time.sleep(FOLLOW_SECONDS)
+
+
+def follow(path: Path, *, lines: int | None) -> Iterator[bytes]:
+    """Yield the end of a log and then what is appended, for ever; b"" between looks.
+
+    A log that is rotated is read to its end, and the new one from its beginning.
+    """
+    file = _open_at(path, lines)
+    while True:
+        if file is None:
+            file = _open_at(path, None)
+        block = file.read(65536) if file else b""
+        yield block
+        if block or file is None:
+            continue
+        try:
+            moved = os.fstat(file.fileno()).st_ino != path.stat().st_ino
+        except FileNotFoundError:
+            moved = True
+        if moved:
+            file.close()
+            file = None
+
+
+def tail(path: Path, lines: int | None) -> bytes:
+    """Return a log's last lines, all of them for None. Raises DataError when there is no log."""
+    file = _open_at(path, lines)
+    if file is None:
+        raise DataError(
+            "read the log",
+            path=path,
+            why="there is none yet",
+            hint="`syncd status` shows whether the stage has started.",
+        )
+    with file:
+        return file.read()
+
+
+def _open_at(path: Path, lines: int | None) -> IO[bytes] | None:
+    try:
+        file = open(path, "rb")
+    except FileNotFoundError:
+        return None
+    if lines is not None:
+        file.seek(_start_of(file, lines))
+    return file
+
+
+def _start_of(file: IO[bytes], lines: int) -> int:
+    """Return where the last `lines` lines begin."""
+    at, data = file.seek(0, os.SEEK_END), b""
+    if lines == 0:
+        return at
+    while at > 0 and data.count(b"\n") <= lines:
+        step = min(65536, at)
+        at -= step
+        file.seek(at)
+        data = file.read(step) + data
+    start = len(data.removesuffix(b"\n"))
+    for _ in range(lines):
+        start = data.rfind(b"\n", 0, start)
+        if start < 0:
+            return at
+    return at + start + 1

@@ -1,0 +1,85 @@
+"""Fixtures that several packages' tests share: real remotes, and the rclone that reaches them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# The tests' own helpers; --import-mode=importlib puts no folder of tests on sys.path.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+from servers import SERVERS, Server, WebdavServer
+
+from syncd.rclone import Rclone
+from syncd.remote import RcloneRemote
+
+
+@dataclass
+class Place:
+    """A remote under test: `root` is where its files lie, `server` what serves them, if any."""
+
+    remote: RcloneRemote
+    rclone: Rclone
+    root: Path
+    server: Server | None
+
+
+@pytest.fixture
+def webdav(tmp_path: Path) -> Iterator[WebdavServer]:
+    """A running `rclone serve webdav` of an empty folder, with a password."""
+    root = tmp_path / "webdav"
+    root.mkdir()
+    server = WebdavServer(root)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def rclone_config(tmp_path: Path) -> Path:
+    """An rclone configuration file of the test's own, empty at first."""
+    path = tmp_path / "rclone.conf"
+    path.write_text("")
+    return path
+
+
+@pytest.fixture
+def rclone(tmp_path: Path, rclone_config: Path) -> Iterator[Rclone]:
+    """A running rclone with `rclone_config`."""
+    with Rclone(tmp_path / "run", config=rclone_config) as rclone:
+        yield rclone
+
+
+@pytest.fixture(params=["local", *SERVERS])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, rclone: Rclone, rclone_config: Path
+) -> Iterator[Place]:
+    """An empty remote of each kind in turn."""
+    root = tmp_path / "remote"
+    root.mkdir()
+    if request.param == "local":
+        yield Place(RcloneRemote(rclone, str(root)), rclone, root, None)
+        return
+    server = SERVERS[request.param](root)
+    server.start()
+    rclone_config.write_text(server.section("there"))
+    yield Place(RcloneRemote(rclone, "there:"), rclone, root, server)
+    server.kill()
+
+
+@pytest.fixture
+def make_file(tmp_path: Path) -> Callable[[str, bytes], Path]:
+    """Return a function that makes a local file, to upload, of a name and content."""
+
+    def make(name: str, content: bytes) -> Path:
+        folder = tmp_path / "outgoing"
+        folder.mkdir(exist_ok=True)
+        path = folder / name
+        path.write_bytes(content)
+        return path
+
+    return make

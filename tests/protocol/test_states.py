@@ -1,0 +1,23 @@
+from itertools import product
+
+import pytest
+
+from protocol.states import Result, State, is_legal
+
+LEGAL = {
+    (State.QUEUED, State.CLAIMED),
+    (State.QUEUED, State.ENDED),
+    (State.CLAIMED, State.STARTED),
+    (State.CLAIMED, State.ENDED),
+    (State.STARTED, State.STARTED),
+    (State.STARTED, State.ENDED),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), product(State, State))
+def test_only_the_documented_transitions_are_legal(before: State, after: State):
+    assert is_legal(before, after) == ((before, after) in LEGAL)
+
+
+def test_a_command_that_was_skipped_or_refused_never_ran():
+    assert {r for r in Result if not r.ran} == {Result.SKIPPED, Result.REFUSED}

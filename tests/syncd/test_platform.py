@@ -1,0 +1,201 @@
+"""Process identity, death with the parent, locks and file systems: with real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from waiting import eventually
+
+from protocol.errors import BusyError
+from syncd import platform
+from syncd.platform import (
+    Identity,
+    boot_id,
+    die_with_parent,
+    exclusive_lock,
+    filesystem_type,
+    process_start,
+)
+
+FOREVER = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+
+
+@pytest.fixture
+def child():
+    process = subprocess.Popen(FOREVER)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_this_process_is_alive():
+    assert Identity.of(os.getpid()).alive()
+
+
+def test_there_is_no_identity_without_a_process(child):
+    child.kill()
+    child.wait()
+    assert Identity.of(child.pid) is None
+    assert process_start(child.pid) is None
+    assert Identity.of(0) is None
+    assert Identity.of(-1) is None
+
+
+def test_an_identity_survives_being_written_down(child):
+    identity = Identity.of(child.pid)
+    assert Identity(**dataclasses.asdict(identity)) == Identity.of(child.pid)
+    assert Identity(**dataclasses.asdict(identity)).alive()
+
+
+def test_a_zombie_is_not_alive_and_takes_no_signal(child):
+    identity = Identity.of(child.pid)
+    child.kill()
+    eventually(lambda: not identity.alive())
+    assert process_start(child.pid) == identity.start  # not reaped yet
+    assert identity.signal(signal.SIGTERM) is False
+
+
+def test_another_process_with_the_same_id_is_neither_alive_nor_signalled(child):
+    stranger = dataclasses.replace(Identity.of(child.pid), start="1")
+    assert not stranger.alive()
+    assert stranger.signal(signal.SIGKILL) is False
+    assert child.poll() is None
+
+
+def test_a_process_of_another_boot_is_neither_alive_nor_signalled(child):
+    stranger = dataclasses.replace(Identity.of(child.pid), boot="another")
+    assert not stranger.alive()
+    assert stranger.signal(signal.SIGKILL) is False
+    assert child.poll() is None
+
+
+def test_a_signal_reaches_the_process(child):
+    identity = Identity.of(child.pid)
+    assert identity.signal(0) is True
+    assert identity.signal(signal.SIGTERM) is True
+    assert child.wait(10) == -signal.SIGTERM
+    assert identity.signal(signal.SIGTERM) is False
+
+
+@pytest.mark.parametrize("refusal", [PermissionError, OSError])
+def test_a_signal_reaches_the_process_where_a_sandbox_has_no_pidfds(child, monkeypatch, refusal):
+    def refuse(pid: int) -> int:
+        raise refusal(38, "not here")
+
+    monkeypatch.setattr(platform.os, "pidfd_open", refuse)
+    assert Identity.of(child.pid).signal(signal.SIGTERM) is True
+    assert child.wait(10) == -signal.SIGTERM
+
+
+def test_a_name_with_blanks_and_brackets_does_not_confuse_it(tmp_path):
+    odd = tmp_path / ") R 1 (a"
+    odd.symlink_to("/bin/cat")
+    process = subprocess.Popen([odd], stdin=subprocess.PIPE)
+    identity = Identity.of(process.pid)
+    eventually(lambda: b") R 1 (a" in Path(f"/proc/{process.pid}/stat").read_bytes())
+    assert identity == Identity.of(process.pid)
+    assert identity.alive()
+    process.communicate()
+
+
+def test_the_boot_has_a_name_that_stays():
+    assert boot_id()
+    code = "from syncd.platform import boot_id; print(boot_id())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == boot_id()
+
+
+PARENT = """
+import subprocess, sys, threading
+from syncd.platform import die_with_parent
+child = subprocess.Popen(die_with_parent(sys.argv[1:]))
+print(child.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_child_dies_with_its_parent():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, *FOREVER], stdout=subprocess.PIPE)
+    child = Identity.of(int(parent.stdout.readline()))
+    argv = Path(f"/proc/{child.pid}/cmdline")
+    eventually(lambda: argv.read_bytes().startswith(FOREVER[0].encode() + b"\0-c\0"))
+    assert child.alive()
+    parent.kill()
+    parent.communicate()
+    eventually(lambda: not child.alive())
+
+
+def test_a_child_outlives_the_end_of_other_threads_of_its_parent():
+    child = subprocess.Popen(die_with_parent(FOREVER))
+    other = threading.Thread(target=lambda: None)
+    other.start()
+    other.join()
+    assert child.poll() is None
+    child.kill()
+    child.wait()
+
+
+def test_the_launched_program_keeps_process_id_arguments_and_exit_code():
+    code = "import os, sys; print(os.getpid(), sys.argv[1]); sys.exit(7)"
+    command = die_with_parent([sys.executable, "-c", code, "an 'argument'"])
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate()
+    assert output == f"{process.pid} an 'argument'\n"
+    assert process.returncode == 7
+
+
+def test_a_child_whose_parent_is_gone_already_does_not_start():
+    command = die_with_parent(["echo", "started"])
+    command[command.index(str(os.getpid()))] = "999999999"
+    done = subprocess.run(command, capture_output=True)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+def test_a_program_that_is_missing_is_reported():
+    done = subprocess.run(die_with_parent(["/none/such"]), capture_output=True)
+    assert (done.returncode, done.stderr) == (127, b"/none/such: No such file or directory\n")
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path):
+    with exclusive_lock(tmp_path / "lock", "start it"):
+        with (
+            pytest.raises(BusyError, match="start it: .*lock: another process"),
+            exclusive_lock(tmp_path / "lock", "start it"),
+        ):
+            pass
+    with exclusive_lock(tmp_path / "lock", "start it"):
+        pass
+
+
+def test_a_lock_ends_with_its_process_and_not_with_its_children(tmp_path):
+    code = (
+        "import subprocess, sys, threading; from pathlib import Path;"
+        "from syncd.platform import exclusive_lock\n"
+        "with exclusive_lock(Path(sys.argv[1]), 'x'):\n"
+        " print(subprocess.Popen(sys.argv[2:], stdout=subprocess.DEVNULL).pid, flush=True)\n"
+        " threading.Event().wait()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "lock"), *FOREVER]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE)
+    grandchild = Identity.of(int(holder.stdout.readline()))
+    with pytest.raises(BusyError), exclusive_lock(tmp_path / "lock", "start it"):
+        pass
+    holder.kill()
+    holder.communicate()
+    assert grandchild.alive()
+    with exclusive_lock(tmp_path / "lock", "start it"):
+        pass
+    grandchild.signal(signal.SIGKILL)
+
+
+def test_the_type_of_a_file_system_is_that_of_the_nearest_mount():
+    assert filesystem_type(Path("/proc/self/status")) == "proc"
+    assert filesystem_type(Path("/sys/kernel")) == "sysfs"
+    assert filesystem_type(Path("/none/such")) == filesystem_type(Path("/"))
