@@ -90,7 +90,7 @@ class LocalFiles:
         self.growing: list[str] = []
         self.problems: dict[str, str] = {}
 
-    def scan(self) -> bool:
+    def scan(self, is_final: Callable[[str], bool] = lambda path: False) -> bool:
         """Look for files that changed and bring their contents to the remote; may take long.
 
         Returns whether something is ready to be said. A file that changed within the last second
@@ -106,7 +106,7 @@ class LocalFiles:
                 growing.append(found.path)
                 continue
             try:
-                ready |= self._look_at(found)
+                ready |= self._look_at(found, final=is_final(found.path))
             except (OSError, DataError, RefusedError) as error:
                 problems[found.path] = f"not sent: {error}"
         self.growing, self.problems = growing, problems
@@ -120,7 +120,7 @@ class LocalFiles:
             if found.path in names.values():
                 yield found
 
-    def _look_at(self, found: Found) -> bool:
+    def _look_at(self, found: Found, *, final: bool) -> bool:
         """Hash a file that changed, and bring it to the remote; return whether it is news."""
         row = self._state.row(
             "SELECT size, mtime_ns, inode, mode FROM local_files WHERE path = ? AND sha256 != ''",
@@ -128,7 +128,7 @@ class LocalFiles:
         )
         if row == (found.size, found.mtime_ns, found.inode, found.mode):
             return False
-        if time.time_ns() - found.mtime_ns < SETTLE_SECONDS * 1e9:
+        if not final and time.time_ns() - found.mtime_ns < SETTLE_SECONDS * 1e9:
             return False
         checked_path(found.path)
         sha256 = file_sha256(self._root / found.path)
@@ -173,6 +173,11 @@ class LocalFiles:
             self._state.run("UPDATE local_files SET sent = 1 WHERE path = ?", path)
             budget -= 512 + len(content.blob)
         return messages
+
+    def waiting(self, prefixes: tuple[str, ...]) -> bool:
+        """Whether a file of which the path begins so is ready, and was not said yet."""
+        rows = self._state.rows("SELECT path FROM local_files WHERE sent = 0")
+        return any(path.startswith(prefixes) for (path,) in rows)
 
     def unsent(self) -> int:
         """How many bytes of files wait to be announced."""

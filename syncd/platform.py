@@ -160,11 +160,12 @@ def _open_pidfd(pid: int) -> int | None:
     if not hasattr(os, "pidfd_open"):
         return None
     try:
-        return os.pidfd_open(pid)
+        pidfd: int = os.pidfd_open(pid)
     except OSError:
         # No such process, a kernel before 5.3, or a sandbox: the caller's check of the identity
         # tells the first from the others.
         return None
+    return pidfd
 
 
 def _send(pid: int, pidfd: int | None, sig: int) -> None:

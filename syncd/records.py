@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from protocol.errors import DataError
-from protocol.journal import JournalRecord, fold, parse_journal, parse_record
+from protocol.journal import JournalRecord, advance, fold, parse_journal, parse_record
 from protocol.publish import append_durable, drop_torn_line, publish_bytes
 from protocol.results import Results, RunRecord
 from protocol.schema import decode
@@ -63,7 +63,7 @@ class JournalFile:
             if not self._insert(record):
                 return False
             append_durable(self._path, record.encode())
-        self.newest = {**self.newest, **fold_onto(self.newest, record)}
+        advance(self.newest, record)
         return True
 
     def since(self, place: int, budget: int) -> list[tuple[int, JournalRecord]]:
@@ -78,6 +78,11 @@ class JournalFile:
             found.append((int(at), parse_record(text.encode())))
         return found
 
+    def at(self, place: int) -> JournalRecord | None:
+        """Return the record at a place."""
+        row = self._state.row("SELECT record FROM journal WHERE place = ?", place)
+        return parse_record(row[0].encode()) if row else None
+
     def place(self, record: JournalRecord) -> int:
         """Return where a record stands."""
         row = self._state.row("SELECT place FROM journal WHERE key = ?", json.dumps(record.key))
@@ -85,10 +90,12 @@ class JournalFile:
 
     def attempts(self, number: int, worker: str) -> int:
         """How many attempts of a command a worker started."""
+        # Keys are JSON lists that begin with the number, so these are a range of the index.
         row = self._state.row(
-            "SELECT COUNT(*) FROM journal WHERE json_extract(record, '$.number') = ?"
-            " AND json_extract(record, '$.state') = ? AND json_extract(record, '$.worker') = ?",
-            number,
+            "SELECT COUNT(*) FROM journal WHERE key >= ? AND key < ?"
+            " AND json_extract(key, '$[1]') = ? AND json_extract(key, '$[3]') = ?",
+            f"[{number},",
+            f"[{number}-",
             CommandState.STARTED,
             worker,
         )
@@ -96,12 +103,6 @@ class JournalFile:
 
 
 _RECORDS = "SELECT record FROM journal ORDER BY place"
-
-
-def fold_onto(newest: dict[int, JournalRecord], record: JournalRecord) -> dict[int, JournalRecord]:
-    """Return the command's newest record after one more."""
-    before = newest.get(record.number)
-    return fold([before, record] if before else [record])
 
 
 class ResultsFile:
@@ -124,6 +125,11 @@ class ResultsFile:
             text,
         )
         return True
+
+    def get(self, run_id: str) -> RunRecord | None:
+        """Return a run's record, or None."""
+        row = self._state.row("SELECT record FROM runs WHERE run_id = ?", run_id)
+        return decode(RunRecord, json.loads(row[0])) if row else None
 
     def publish(self) -> None:
         """Write the file if it is not what the state says; a copy edited by hand is kept aside."""

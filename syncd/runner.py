@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from protocol.errors import BusyError, ConfigError, UserError
@@ -51,6 +51,7 @@ class Runner:
         payloads: PayloadStore,
         policy: schedule.Policy,
         worker: str,
+        is_said: Callable[[JournalRecord], bool],
     ) -> None:
         self.layout = layout
         self.journal = journal
@@ -61,6 +62,7 @@ class Runner:
         self.entries: list[schedule.Entry] = []
         self.problems: dict[str, str] = {}
         self._database = database
+        self._is_said = is_said
         self._payloads = payloads
         self._commands: dict[int, tuple[QueuedCommand, Command | None]] = {}
         self._stages: dict[int, schedule.Payload] = {}
@@ -146,9 +148,7 @@ class Runner:
         )
 
     def _is_published(self, record: JournalRecord) -> bool:
-        sent = int(self._database.get("journal_sent", 0))
-        waits = self._database.row("SELECT 1 FROM outbox")
-        return self.journal.place(record) <= sent and waits is None
+        return self._is_said(record) and self._database.row("SELECT 1 FROM outbox") is None
 
     def run_dir(self, run_id: str) -> Path:
         """The folder of a run's attempts."""
@@ -326,7 +326,7 @@ class Runner:
                 return True
             if isinstance(seen, attempt.Orphaned | attempt.Vanished):
                 log.warning("%s lost its supervisor", message.run_id)
-                seen = attempt.Ended(attempt.kill_orphan(folder))
+                seen = attempt.Ended(attempt.kill_orphan(folder, _grace(folder)))
         except BusyError as error:
             self.problems[message.run_id] = str(error)
             return True
@@ -404,3 +404,10 @@ class Runner:
         for entry in self.entries:
             if entry.alive:
                 attempt.request_stop(self._attempt_dir(entry), reason)
+
+
+def _grace(folder: Path) -> float:
+    try:
+        return attempt.read_spec(folder).grace
+    except UserError:
+        return attempt.DEFAULT_GRACE

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ from watchdog.observers.polling import PollingObserver
 from syncd.platform import filesystem_type
 
 POLL_SECONDS = 1.0
+# How often to see whether what is watched is still what is there: a folder that was renamed, or
+# mounted over, gives no event.
+CHECK_SECONDS = 1.0
 # After a wake the next one waits so long: a burst of events is a few wakes, a single one is quick.
 GAP_SECONDS = 0.005
 CLOSE_SECONDS = 5.0
@@ -103,15 +107,18 @@ class Watcher:
 
     def _run(self) -> None:
         with _overflow_reaches(self._after_overflow):
+            due = time.monotonic()
             while not self._closed.is_set():
+                hinted = self._hint.is_set()
                 self._hint.clear()
                 # Armed first: what changes after that makes an event, what changed before it is
                 # seen by whoever is woken.
-                for arm in self._arms:
-                    arm.keep()
-                self._call_wake()
-                self._closed.wait(GAP_SECONDS)
-                self._hint.wait(self._rescan_every)
+                moved = [arm for arm in self._arms if arm.keep()]
+                if hinted or moved or time.monotonic() >= due:
+                    self._call_wake()
+                    due = time.monotonic() + self._rescan_every
+                    self._closed.wait(GAP_SECONDS)
+                self._hint.wait(max(0.0, min(CHECK_SECONDS, due - time.monotonic())))
         for arm in self._arms:
             arm.disarm()
 
@@ -166,20 +173,25 @@ class _Arm(FileSystemEventHandler):
         self._place: _Place | None = None
         self._observer: BaseObserver | None = None
 
-    def keep(self) -> None:
-        """Watch the path as it is now, unless that is being done."""
+    def keep(self) -> bool:
+        """Watch the path as it is now; return whether that is another place than before."""
         try:
             place = _place(self._path, self._recursive)
             if place == self._place and not self.stale and self._works():
-                return
+                return False
             self.disarm()
             self.stale = False
             self._observer = _observe(place, self)
             self._place = place
+            if _place(self._path, self._recursive) != place:
+                self._hint.set()  # it changed before the events began: look once more
         except OSError as error:
-            # It may be there again at the next rescan; until then the rescans are what there is.
+            # Tried again at the next look; until it works there are the rescans.
             log.debug("cannot watch %s: %s", self._path, error)
+            was_armed = self._place is not None
             self.disarm()
+            return was_armed
+        return True
 
     def disarm(self) -> None:
         observer, self._observer, self._place = self._observer, None, None
@@ -195,7 +207,7 @@ class _Arm(FileSystemEventHandler):
             return
         paths = [Path(os.fsdecode(path)) for path in (event.src_path, event.dest_path) if path]
         if place.folder in paths and isinstance(event, DirDeletedEvent | DirMovedEvent):
-            # A folder made anew can get the same inode, so the place alone would not tell.
+            # A folder made anew can have the old one's inode, so the place alone would not tell.
             self.stale = True
             self._hint.set()
         elif place.only is None or any(place.only.is_relative_to(path) for path in paths):

@@ -12,6 +12,7 @@ import pytest
 # The tests' own helpers; --import-mode=importlib puts no folder of tests on sys.path.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+from ends import Ends
 from servers import SERVERS, Server, WebdavServer
 
 from syncd.rclone import Rclone
@@ -83,3 +84,32 @@ def make_file(tmp_path: Path) -> Callable[[str, bytes], Path]:
         return path
 
     return make
+
+
+@pytest.fixture(params=["local", *SERVERS])
+def ends(request: pytest.FixtureRequest, tmp_path: Path, rclone_config: Path) -> Iterator[Ends]:
+    """Both ends over each kind of remote in turn, no daemon started yet."""
+    root = tmp_path / "remote"
+    root.mkdir()
+    if request.param == "local":
+        both = Ends(tmp_path, str(root))
+        yield both
+        both.close()
+        return
+    server = SERVERS[request.param](root)
+    server.start()
+    rclone_config.write_text(server.section("there"))
+    both = Ends(tmp_path, "there:", rclone_config=str(rclone_config))
+    yield both
+    both.close()
+    server.kill()
+
+
+@pytest.fixture
+def local_ends(tmp_path: Path) -> Iterator[Ends]:
+    """Both ends over rclone's local backend, no daemon started yet."""
+    root = tmp_path / "remote"
+    root.mkdir()
+    both = Ends(tmp_path, str(root))
+    yield both
+    both.close()

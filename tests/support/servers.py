@@ -53,8 +53,9 @@ class WebdavServer:
 
     def start(self) -> None:
         command = [str(find_rclone()), "serve", "webdav", str(self.root)]
-        # Directories are cached for five minutes otherwise.
-        command += ["--addr", f"127.0.0.1:{self.port}", "--dir-cache-time", "0"]
+        # Directories are cached for five minutes by default. Not 0: rclone 1.75 then keeps a core
+        # busy for ever after the first upload.
+        command += ["--addr", f"127.0.0.1:{self.port}", "--dir-cache-time", "1ms"]
         environ = {**os.environ, "RCLONE_USER": self.user, "RCLONE_PASS": self.password}
         self.process = subprocess.Popen(
             die_with_parent(command),

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], object], *, within: float = 10.0, what: str = "") -> None:
-    """Return as soon as `condition()` is true; fail when it is not within so many seconds."""
+def eventually(
+    condition: Callable[[], T | None], *, within: float = 10.0, what: str | Callable[[], str] = ""
+) -> T:
+    """Return `condition()` as soon as it is true; fail when it is not within so many seconds."""
     deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, what or "the condition never became true"
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            told = what if isinstance(what, str) else what()
+            raise AssertionError(told or "the condition never became true")
         time.sleep(0.005)
+    return found

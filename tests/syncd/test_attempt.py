@@ -78,7 +78,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     """Prepare attempts; whatever of them is alive at the end is killed."""
     made: list[Path] = []
 
-    def prepared(command: str, **more: Any) -> Path:
+    def prepared(command: str | tuple[str, ...], **more: Any) -> Path:
         folder = prepare(tmp_path / "runs" / RUN_ID, spec(tmp_path, command, **more))
         made.append(folder)
         return folder
@@ -244,7 +244,15 @@ def test_a_stage_outlives_its_supervisor_and_is_killed_as_an_orphan(
 def test_a_daemonised_process_that_lost_all_its_parents_is_an_orphan_still(
     make: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = make(f"{RUN_AWAY}; {UNTIL_GO}")
+    # Python closes the lock's descriptor in its children: the lock alone does not show this one.
+    script = """
+import os, subprocess, time
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+for name, pid in (("runaways", child.pid), ("pids", os.getpid())):
+    print(pid, file=open(name, "w"))
+time.sleep(600)
+"""
+    folder = make((sys.executable, "-c", script))
     spawn(folder)
     (pid,), (runaway,) = pids(tmp_path / "pids"), pids(tmp_path / "runaways")
     kill_supervisor(folder)

@@ -164,13 +164,11 @@ def test_a_program_that_is_missing_is_reported():
 
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path):
-    with exclusive_lock(tmp_path / "lock", "start it"):
-        with (
-            pytest.raises(BusyError, match="start it: .*lock: another process"),
-            exclusive_lock(tmp_path / "lock", "start it"),
-        ):
-            pass
-    with exclusive_lock(tmp_path / "lock", "start it"):
+    lock = tmp_path / "lock"
+    busy = pytest.raises(BusyError, match=r"start it: .*lock: another process")
+    with exclusive_lock(lock, "start it"), busy, exclusive_lock(lock, "start it"):
+        pass
+    with exclusive_lock(lock, "start it"):
         pass
 
 

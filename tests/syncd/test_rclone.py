@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
-import syncd.rclone as module
+import syncd.rclone
 from protocol.errors import BusyError, RemoteError
-from syncd import rclone_binary, rclone_endpoint
+from syncd import rclone_binary, rclone_endpoint, rclone_process
 from syncd.platform import Identity
 from syncd.rclone import Rclone
 from syncd.rclone_endpoint import TcpEndpoint
@@ -94,13 +94,13 @@ def test_the_next_daemon_starts_over_what_a_killed_one_left(daemon, tmp_path):
 
 def test_an_rclone_left_without_a_death_signal_is_ended_by_the_next_daemon(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(module, "die_with_parent", list)
+        patch.setattr(rclone_process, "die_with_parent", list)
         patch.setattr(Rclone, "close", lambda self: None)
         first = Rclone(tmp_path / "run")
         first.start()
     orphan = Identity.of(first.pid)
-    first._cleanup.close()  # the lock of a process that died
-    first._closed.set()
+    first._process._cleanup.close()  # the lock of a process that died
+    first._process._closed.set()
     with Rclone(tmp_path / "run") as rclone:
         noop(rclone)
         eventually(lambda: not orphan.alive())
@@ -132,7 +132,7 @@ def test_a_call_that_was_being_answered_when_rclone_died_is_transient(rclone, tm
 
 
 def test_one_that_stops_answering_is_started_again(rclone, monkeypatch):
-    monkeypatch.setattr(module, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(syncd.rclone, "PROBE_SECONDS", 0.2)
     before = rclone.pid
     os.kill(before, signal.SIGSTOP)
     with pytest.raises(Transient):
@@ -142,7 +142,7 @@ def test_one_that_stops_answering_is_started_again(rclone, monkeypatch):
 
 
 def test_a_slow_call_is_not_taken_for_a_dead_rclone(rclone, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(syncd.rclone, "PROBE_SECONDS", 0.05)
     (tmp_path / "file").write_bytes(os.urandom(300_000))
     rclone.call("core/bwlimit", {"rate": "300k"}, timeout=10)
     params = {"srcFs": str(tmp_path), "srcRemote": "file"}
@@ -191,15 +191,15 @@ def test_a_folder_with_a_long_name_still_gets_a_socket(tmp_path):
     folder = tmp_path / ("x" * 90) / "run"
     with Rclone(folder) as rclone:
         noop(rclone)
-        assert rclone._endpoint.path.stat().st_mode & stat.S_IFSOCK
-        assert stat.S_IMODE(rclone._endpoint.path.parent.stat().st_mode) == 0o700
+        assert rclone._process.endpoint.path.stat().st_mode & stat.S_IFSOCK
+        assert stat.S_IMODE(rclone._process.endpoint.path.parent.stat().st_mode) == 0o700
 
 
 def test_a_short_socket_folder_that_is_not_ours_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(rclone_endpoint.tempfile, "gettempdir", lambda: str(tmp_path))
     folder = tmp_path / ("x" * 90) / "run"
     with Rclone(folder) as rclone:
-        place = rclone._endpoint.path.parent
+        place = rclone._process.endpoint.path.parent
     place.rmdir()
     place.symlink_to(tmp_path)
     with pytest.raises(RemoteError, match="not a folder of this user"):
@@ -207,10 +207,10 @@ def test_a_short_socket_folder_that_is_not_ours_is_refused(tmp_path, monkeypatch
 
 
 def test_over_tcp_it_needs_a_password_that_no_command_line_shows(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "endpoint", lambda folder: TcpEndpoint())
+    monkeypatch.setattr(rclone_process, "endpoint", lambda folder: TcpEndpoint())
     with Rclone(tmp_path / "run") as rclone:
         noop(rclone)
-        endpoint = rclone._endpoint
+        endpoint = rclone._process.endpoint
         argv = Path(f"/proc/{rclone.pid}/cmdline").read_bytes().decode()
         assert endpoint._password not in argv
         stranger = endpoint.connection()
@@ -257,7 +257,7 @@ def test_rclone_is_found_in_the_packages_files_when_python_is_elsewhere(tmp_path
 
 
 def test_the_log_of_rclone_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LOG_BYTES", 4096)
+    monkeypatch.setattr(rclone_process, "LOG_BYTES", 4096)
     with Rclone(tmp_path / "run") as rclone:
         for number in range(100):
             with pytest.raises(NotFound):

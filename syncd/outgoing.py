@@ -1,0 +1,128 @@
+"""What the worker says, and in which order.
+
+Logs first, then results and the journal, then the status, then files. Two rules of order:
+
+- A record is said after the log that it ends, so whoever reads that a run has ended finds its log
+  whole.
+- That a run has ended is said after its artefacts are on the remote and announced: a worker that
+  takes over later finds what the runs that "ended" have made. Other records pass those that wait.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from protocol.journal import JournalRecord
+from protocol.messages import Journal, Message, RunEnded
+from protocol.paths import Layout
+from protocol.states import State as CommandState
+from syncd.files import LocalFiles
+from syncd.records import JournalFile, ResultsFile
+from syncd.state import State
+from syncd.streams import Tails
+
+CHAMPION = "store/champion/"
+
+
+class WorkerOutgoing:
+    """Collects messages from the worker's parts; its cursors are in the state."""
+
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        state: State,
+        journal: JournalFile,
+        results: ResultsFile,
+        tails: Tails,
+        local: LocalFiles,
+    ) -> None:
+        self._layout = layout
+        self._state = state
+        self._journal = journal
+        self._results = results
+        self._tails = tails
+        self._local = local
+        self._scans = (0, 0)
+        self._lock = threading.Lock()
+        # For each run that has ended: the scan of files that must be over before it is said.
+        self._after_scan: dict[str, int] = {}
+
+    def scan(self) -> bool:
+        """Look for changed files and bring them to the remote; return whether there is news."""
+        with self._lock:
+            self._scans = (self._scans[0] + 1, self._scans[1])
+        news = self._local.scan(self._is_over)
+        with self._lock:
+            self._scans = (self._scans[0], self._scans[0])
+        return news or bool(self.held())
+
+    def _is_over(self, path: str) -> bool:
+        """Whether the run that a file belongs to has ended, so that the file is final."""
+        parts = path.split("/")
+        return len(parts) > 3 and parts[:2] == ["in", "artifacts"] and parts[2] in self._after_scan
+
+    def collect(self, budget: int) -> list[Message]:
+        """Return what is new, as `link.Outgoing` asks for; without the status."""
+        records = self._records(budget)
+        messages: list[Message] = []
+        for path in self.growing():
+            appends = self._tails.collect(path, budget, terminal=path.count("/") == 1)
+            messages += appends
+            budget -= sum(len(message.blob) for message in appends)
+        if budget > 0:
+            messages += self._local.collect(budget)
+        return messages + records
+
+    def growing(self) -> list[str]:
+        """Paths of growing files, logs first."""
+        logs = sorted(path.name for path in self._layout.inbox.glob("*.log"))
+        return [f"in/{name}" for name in logs] + self._local.growing
+
+    def unsent(self) -> int:
+        """How many bytes were not collected yet."""
+        return sum(self._tails.behind(path) for path in self.growing()) + self._local.unsent()
+
+    def is_said(self, record: JournalRecord) -> bool:
+        """Whether a record was collected."""
+        place = self._journal.place(record)
+        return place <= int(self._state.get("journal_sent", 0)) and place not in self.held()
+
+    # Records
+
+    def has_records(self) -> bool:
+        """Whether there are records that were not collected yet."""
+        return bool(self._journal.since(int(self._state.get("journal_sent", 0)), 0))
+
+    def held(self) -> list[int]:
+        """Places of records that wait for their run's files."""
+        return list(self._state.get("journal_held", []))
+
+    def _records(self, budget: int) -> list[Message]:
+        """Return records that can be said, each run's result before its end."""
+        held = [(p, r) for p in self.held() if (r := self._journal.at(p)) is not None]
+        new = self._journal.since(int(self._state.get("journal_sent", 0)), budget)
+        ready = [(p, r) for p, r in held + new if not self._waits_for_files(r)]
+        said = {place for place, _ in ready}
+        waiting = [place for place, _ in held + new if place not in said]
+        if new:
+            self._state.put("journal_sent", new[-1][0])
+        if waiting != self.held():
+            self._state.put("journal_held", waiting)
+        messages: list[Message] = []
+        for _, record in ready:
+            if record.state is CommandState.ENDED and (run := self._results.get(record.run_id)):
+                messages.append(RunEnded(record=run))
+            messages.append(Journal(record=record))
+        return messages
+
+    def _waits_for_files(self, record: JournalRecord) -> bool:
+        if record.state is not CommandState.ENDED or not record.attempt:
+            return False
+        with self._lock:
+            started, finished = self._scans
+            needed = self._after_scan.setdefault(record.run_id, started + 1)
+        prefix = f"in/artifacts/{record.run_id}/"
+        if finished < needed or self._local.waiting((prefix, CHAMPION)):
+            return True
+        return any(self._tails.behind(p) for p in self._local.growing if p.startswith(prefix))
