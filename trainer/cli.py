@@ -1,0 +1,202 @@
+"""The command `trainer`, also `python -m trainer`: parse, call the library, map errors.
+
+A setting comes from the flag, else the environment (`TRAINER_PRETRAIN_EPOCHS`), else the TOML file
+of `--config` (one table a command: `[pretrain]`, `[pool.build]`), else its default. Exit codes are
+those of `protocol/errors.py`. Torch is imported by the commands that need it, not from here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
+from cyclopts.config import Dict, Env
+
+from protocol.errors import ConfigError, ExitCode, UserError
+
+ENVIRONMENT = "TRAINER_"
+STAGES = {
+    "pretrain": """Pretrain an encoder of clips by masked reconstruction, without labels.
+
+    For example:
+
+    ```
+    trainer pretrain --pool pool --output runs
+    trainer pretrain --pool pool --index pilot.json --epochs 20
+    trainer pretrain --resume
+    ```
+    """,
+    "finetune": """Fine-tune a pretrained encoder on the labels, by each arm.
+
+    For example:
+
+    ```
+    trainer finetune --pool pool --output runs
+    trainer finetune --from-run pretrain.0001.0000
+    ```
+    """,
+    "export": """Export the best fine-tuned arm as ONNX, in a ship bundle that checks itself.
+
+    For example:
+
+    ```
+    trainer export --pool pool --output runs
+    trainer export --arm lp-ft --json
+    ```
+    """,
+    "gate": """Judge the exported bundle against the champion, and promote the better.
+
+    For example:
+
+    ```
+    trainer gate --pool pool --output runs
+    trainer gate --dry-run --json
+    ```
+    """,
+}
+TABLES = ("pool", *STAGES)
+COMMANDS = (*TABLES, "check")
+POOL_COMMANDS = ("build", "describe", "sample")
+
+app = App(
+    name="trainer",
+    help="""Train clip encoders: a pool of clips, pretraining, fine-tuning, export and a gate.
+
+    Examples, in the order in which the stages build on each other:
+
+    ```
+    trainer pool build --output pool
+    trainer pretrain --pool pool --output runs
+    trainer finetune --pool pool --output runs
+    trainer export --pool pool --output runs
+    trainer gate --pool pool --output runs
+    ```
+    """,
+    version=lambda: importlib.metadata.version("syncd"),
+    default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,
+)
+app.command(
+    "trainer.commands.pool:app",
+    name="pool",
+    help="The pool of clips: build one, look into one, draw a sample of one.",
+)
+for _stage, _help in STAGES.items():
+    app.command(f"trainer.commands.{_stage}:command", name=_stage, help=_help)
+app.command(
+    "trainer.commands.check:command",
+    name="check",
+    help="""Verify every byte of a ship bundle, by itself, and show what it is.
+
+    For example:
+
+    ```
+    trainer check runs/artifacts/export.0001.0000/export.0001.0000.ship
+    ```
+    """,
+)
+app.register_install_completion_command()
+# An interrupt is ours to report (see main), and not to be turned into an exit by the parser.
+app.meta.suppress_keyboard_interrupt = False
+
+
+@app.meta.default
+def launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    config: Path | None = None,
+) -> Any:
+    """Run a command.
+
+    Parameters
+    ----------
+    config
+        TOML file of settings, one table a command.
+    """
+    sources: list[Any] = [Env(ENVIRONMENT)]
+    if config is not None:
+        sources.append(Dict(read_settings(config), source=str(config)))
+    app.config = tuple(sources)
+    return app(tokens, exit_on_error=False, print_error=False)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a TOML file of settings.
+
+    Raises ConfigError when it is missing, no TOML, or has something that is no command's table.
+    """
+    what = "read the settings"
+    try:
+        with open(path, "rb") as file:
+            settings = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(what, path=path, why=error.strerror or str(error)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(what, path=path, why=f"not TOML: {error}") from error
+    for name, table in settings.items():
+        if name not in TABLES or not isinstance(table, dict):
+            near = difflib.get_close_matches(name, TABLES, n=1)
+            raise ConfigError(
+                what,
+                path=path,
+                why=f"[{name}] is no command's table",
+                hint=f"Did you mean [{near[0]}]?" if near else f"Tables: {', '.join(TABLES)}.",
+            )
+    return settings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code. A fault of ours raises."""
+    tokens = sys.argv[1:] if arguments is None else arguments
+    try:
+        app.meta(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except UserError as error:
+        return _fail(str(error), error.exit_code, getattr(error, "__notes__", ()))
+    except UnknownCommandError as error:
+        return _fail(_unknown_command(error), ExitCode.USAGE)
+    except CycloptsError as error:
+        return _fail(str(error), _exit_code(error))
+    except ImportError as error:
+        missing = _missing_package(error)
+        if missing is None:
+            raise
+        why = f"this command needs the package {missing}. pip install 'syncd[trainer]'"
+        return _fail(why, ExitCode.USAGE)
+    except KeyboardInterrupt:
+        return _fail("interrupted; --resume goes on from the last checkpoint", ExitCode.INTERRUPTED)
+    return ExitCode.OK
+
+
+def _exit_code(error: CycloptsError) -> ExitCode:
+    """A wrong value in the TOML file is the file's error, anything else the command line's."""
+    source = getattr(getattr(error, "token", None), "source", "cli")
+    return ExitCode.USAGE if source in ("cli", "env", "") else ExitCode.CONFIG
+
+
+def _unknown_command(error: UnknownCommandError) -> str:
+    # cyclopts' own message imports every command, torch and all, to look for aliases.
+    name = (error.unused_tokens or [""])[0]
+    group = "pool" if "pool" in (error.command_chain or ()) else ""
+    known = POOL_COMMANDS if group else COMMANDS
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(known)}."
+    return f"unknown command {f'{group} {name}'.strip()!r}. {hint}"
+
+
+def _missing_package(error: BaseException) -> str | None:
+    """Return the package of someone else's that is not installed, if that is the cause."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ModuleNotFoundError):
+        cause = cause.__cause__
+    root = (cause.name or "").split(".")[0] if cause is not None else ""
+    return root if root not in ("", "trainer", "protocol") else None
+
+
+def _fail(message: str, code: ExitCode, notes: Sequence[str] = ()) -> int:
+    print(f"trainer: error: {message}", *notes, sep="\n  ", file=sys.stderr)
+    return code

@@ -1,0 +1,1 @@
+"""The commands of `trainer`, a module each, so that each imports only what it needs."""
