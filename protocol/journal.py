@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from protocol.schema import decode, loads
 from protocol.states import Result, State, is_legal
@@ -51,12 +51,9 @@ class JournalRecord:
         return (self.number, self.state, self.attempt, self.worker)
 
     def encode(self) -> bytes:
-        """Return the record as one line."""
-        value = {
-            k: v
-            for k, v in asdict(self).items()
-            if v not in (None, "") and (k, v) != ("snapshot", 0)
-        }
+        """Return the record as one line; fields at their defaults are left out."""
+        defaults = {field.name: field.default for field in fields(self)}
+        value = {k: v for k, v in asdict(self).items() if v != defaults[k]}
         return json.dumps(value, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
 
 
@@ -89,12 +86,18 @@ def parse_journal(data: bytes) -> tuple[list[JournalRecord], list[JournalProblem
     return records, problems
 
 
+def advance(newest: dict[int, JournalRecord], record: JournalRecord) -> bool:
+    """Make `record` its command's newest if it is a legal next step; return whether it was."""
+    before = newest.get(record.number)
+    legal = is_legal(before.state if before else State.QUEUED, record.state)
+    if legal:
+        newest[record.number] = record
+    return legal
+
+
 def fold(records: Iterable[JournalRecord]) -> dict[int, JournalRecord]:
     """Return each command's newest record. Records that are no legal next step are passed over."""
     newest: dict[int, JournalRecord] = {}
     for record in records:
-        before = newest.get(record.number)
-        state = before.state if before else State.QUEUED
-        if is_legal(state, record.state):
-            newest[record.number] = record
+        advance(newest, record)
     return newest

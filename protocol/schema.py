@@ -101,5 +101,5 @@ def _number(hint: type[int] | type[float], value: Any, where: str) -> int | floa
     if whole and not -_INT_LIMIT <= value < _INT_LIMIT:
         raise ValueError(f"{where} does not fit 64 bits")
     if not whole and not (hint is float and isinstance(value, float) and math.isfinite(value)):
-        raise ValueError(f"{where} is not a{' finite' if hint is float else 'n integer'} number")
+        raise ValueError(f"{where} is not of type {hint.__name__}, or not finite")
     return hint(value)

@@ -115,7 +115,7 @@ def render_progress(progress: Progress) -> str:
         full = round(progress.fraction * BAR_WIDTH)
         bar = "#" * full + "-" * (BAR_WIDTH - full)
         text = f"[{bar}] {progress.fraction:4.0%}  {text}"
-    return f"{text}  {one_line(progress.message)}" if progress.message else text
+    return one_line(f"{text}  {progress.message}" if progress.message else text)
 
 
 def shown(line: str) -> str:

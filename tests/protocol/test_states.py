@@ -14,7 +14,7 @@ LEGAL = {
 }
 
 
-@pytest.mark.parametrize(("before", "after"), product(State, State))
+@pytest.mark.parametrize(("before", "after"), list(product(State, State)))
 def test_only_the_documented_transitions_are_legal(before: State, after: State):
     assert is_legal(before, after) == ((before, after) in LEGAL)
 
