@@ -7,11 +7,10 @@ a command is its state.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
-from protocol.schema import decode, loads
+from protocol.schema import decode, dumps, loads
 from protocol.states import Result, State, is_legal
 
 
@@ -54,7 +53,7 @@ class JournalRecord:
         """Return the record as one line; fields at their defaults are left out."""
         defaults = {field.name: field.default for field in fields(self)}
         value = {k: v for k, v in asdict(self).items() if v != defaults[k]}
-        return json.dumps(value, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
+        return dumps(value, separators=(", ", ": ")) + b"\n"
 
 
 def parse_record(line: bytes) -> JournalRecord:

@@ -9,7 +9,6 @@ Applying a message twice must do what applying it once does; a reader may see it
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from typing import Any, ClassVar
 
 from protocol.journal import JournalRecord
 from protocol.results import RunRecord
-from protocol.schema import decode, loads
+from protocol.schema import decode, dumps, loads
 
 MAX_MESSAGES = 1_000_000
 
@@ -153,7 +152,8 @@ class DropFile:
 class Append:
     """Worker: bytes `start` to `end` of a growing file, less the redraws of a terminal.
 
-    `stream` names the file's incarnation; a new one begins at 0 and is joined on.
+    `stream` names the file's incarnation; a new one begins at 0 and is joined on. In a state, the
+    bytes may lie in `pieces`, redraws and all.
     """
 
     type: ClassVar[str] = "append"
@@ -161,6 +161,7 @@ class Append:
     stream: str
     start: int
     end: int
+    pieces: tuple[Piece, ...] = ()
     blob: bytes = b""
 
     def __post_init__(self) -> None:
@@ -237,8 +238,7 @@ def encode_messages(messages: Sequence[Message]) -> bytes:
             value["blob"] = len(blob)
             blobs.append(blob)
         head.append(value)
-    line = json.dumps(head, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return b"".join([line.encode("ascii"), b"\n", *blobs])
+    return b"".join([dumps(head), b"\n", *blobs])
 
 
 def decode_messages(payload: bytes) -> list[Message]:

@@ -7,7 +7,6 @@ Any program may write it to `$SYNCD_PROGRESS_FILE`: write a file beside it, then
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.publish import temporary_beside
-from protocol.schema import loads
+from protocol.schema import dumps, loads
 
 MAX_BYTES = 16 * 1024
 _LARGEST = sys.float_info.max
@@ -78,5 +77,5 @@ def read_progress(path: Path) -> Progress | None:
 def write_progress(path: Path, progress: Progress) -> None:
     """Replace a progress file atomically; not durably, since it is worth nothing after a crash."""
     temporary = temporary_beside(path)
-    temporary.write_bytes(json.dumps(progress.to_json()).encode())
+    temporary.write_bytes(dumps(progress.to_json()))
     os.replace(temporary, path)

@@ -163,15 +163,15 @@ def scan(
     """
     settled = unchanged_for >= SETTLE_SECONDS
     whole = [line for line in lines if line.finished or settled]
-    counts = Counter(identity(line) for line in whole)
+    counts = Counter(identity(line.text) for line in whole)
     # An unfinished line that the last scan counted is still there: nothing was lost.
-    present = counts + Counter(identity(line) for line in lines if not line.finished)
+    present = counts + Counter(identity(line.text) for line in lines if not line.finished)
     lost = any(present[key] < count for key, count in last.items())
     if lost and not settled:
         return ScanDecision(new=(), counts=last, settling=True)
     known, new = Counter(last), []
     for line in whole:
-        key = identity(line)
+        key = identity(line.text)
         if known[key] > 0:
             known[key] -= 1
         else:
@@ -184,11 +184,11 @@ def scan(
     )
 
 
-def identity(line: QueueLine) -> str:
+def identity(text: str) -> str:
     """Return what makes two lines equal: the text, or its hash when it is long."""
-    if len(line.text) <= 80:
-        return line.text
-    return "sha256:" + hashlib.sha256(line.text.encode("utf-8")).hexdigest()
+    if len(text) <= 80:
+        return text
+    return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def lines_of(commands: Iterable[str]) -> str:

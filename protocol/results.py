@@ -21,11 +21,13 @@ from typing import Any
 from protocol.errors import DataError
 from protocol.names import RunId, canonical_stage
 from protocol.publish import publish_json
-from protocol.schema import decode, loads
+from protocol.schema import decode, dumps, loads
 from protocol.states import Result
 
 VERSION = 1
 MAX_REPORT_BYTES = 4 * 1024 * 1024
+# Less than schema.MAX_DEPTH, since a report travels inside of a record inside of a message.
+MAX_REPORT_DEPTH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ def read_report(path: Path, *, run_id: str, stage: str) -> StageReport:
             data = file.read(MAX_REPORT_BYTES + 1)
         if len(data) > MAX_REPORT_BYTES:
             raise ValueError(f"larger than {MAX_REPORT_BYTES} bytes")
-        report = decode(StageReport, loads(data))
+        report = decode(StageReport, loads(data, max_depth=MAX_REPORT_DEPTH))
     except (OSError, ValueError) as error:
         why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         raise DataError("read the stage's report", path=path, why=why) from error
@@ -161,7 +163,7 @@ class Results:
 
     def save(self, path: Path) -> None:
         """Publish `results.json` atomically."""
-        runs = {run_id: run.to_json() for run_id, run in self.runs.items()}
+        runs = loads(dumps({run_id: run.to_json() for run_id, run in self.runs.items()}))
         publish_json(path, {"version": VERSION, "digest": _digest(runs), "runs": runs})
 
     @classmethod

@@ -18,21 +18,34 @@ MAX_DEPTH = 64
 _INT_LIMIT = 2**63
 
 
-def loads(data: bytes) -> Any:
+def dumps(value: Any, *, separators: tuple[str, str] = (",", ":")) -> bytes:
+    """Return JSON that `loads` accepts, in ASCII and one line.
+
+    Text that is not Unicode (in Python, a file's name in another encoding) gets a `?` for each
+    such character. Raises ValueError for a number that is not finite.
+    """
+    text = json.dumps(value, separators=separators, allow_nan=False)
+    if "\\ud" in text:  # surrogates: pairs are well, single ones are not
+        whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        text = json.dumps(json.loads(whole), separators=separators, allow_nan=False)
+    return text.encode("ascii")
+
+
+def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     """Parse JSON that can be written, stored and copied again, whatever wrote it.
 
-    Raises ValueError when it is not UTF-8 JSON, is nested more than MAX_DEPTH deep, or holds a
+    Raises ValueError when it is not UTF-8 JSON, is nested more than `max_depth` deep, or holds a
     number that is not finite or text that is not Unicode (a lone surrogate).
     """
     try:
         value = json.loads(data.decode("utf-8-sig"))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    _check(value)
+    _check(value, max_depth)
     return value
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, max_depth: int) -> None:
     pending = [(value, 1)]
     while pending:
         item, depth = pending.pop()
@@ -41,7 +54,7 @@ def _check(value: Any) -> None:
         elif isinstance(item, float) and not math.isfinite(item):
             raise ValueError("a number is not finite")
         elif isinstance(item, dict | list):
-            if depth > MAX_DEPTH:
+            if depth > max_depth:
                 raise ValueError("nested too deeply")
             inner = [*item, *item.values()] if isinstance(item, dict) else item
             pending += [(each, depth + 1) for each in inner]

@@ -31,11 +31,6 @@ class Result(StrEnum):
     REFUSED = "refused"  # malformed, unknown stage, policy
     LOST = "lost"  # an at-most-once command whose worker went away
 
-    @property
-    def ran(self) -> bool:
-        """Whether a process was started for it."""
-        return self not in (Result.SKIPPED, Result.REFUSED)
-
 
 _NEXT: dict[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.CLAIMED, State.ENDED}),

@@ -21,6 +21,7 @@ from protocol.messages import (
     Append,
     Content,
     FileEntry,
+    Hello,
     Journal,
     Message,
     Piece,
@@ -303,23 +304,32 @@ def test_the_keys_of_the_header_are_those_of_the_example():
 # The example exchange
 
 
-def exchange(side: str, blobs: bytes) -> list[Message]:
-    """The messages of one side's pack, after a way over the wire."""
-    head = json.loads(block(f"messages {side}"))
-    messages = decode_messages(json.dumps(head).encode() + b"\n" + blobs)
+def travelled(writer: Writer, seq: int, messages: list[Message]) -> list[Message]:
+    """A pack's messages, after a way over the wire."""
     sealer = Sealer(folder="f00d", key=KEY)
-    writer = WORKER if side == "worker" else CONTROLLER
-    name, body = sealer.seal(writer, Kind.PACK, 1, encode_messages(messages))
-    assert decode_messages(sealer.open(writer, name, body)) == messages
-    return messages
+    name, body = sealer.seal(writer, Kind.PACK, seq, encode_messages(messages))
+    return decode_messages(sealer.open(writer, name, body))
+
+
+def written(info: str, blobs: bytes = b"") -> list[Message]:
+    """The messages of a block of the document."""
+    return decode_messages(json.dumps(json.loads(block(info))).encode() + b"\n" + blobs)
 
 
 def controllers() -> list[Message]:
-    return exchange("controller", block("blobs controller").removesuffix("\n").encode())
+    blobs = block("blobs controller").removesuffix("\n").encode()
+    return travelled(CONTROLLER, 1, written("messages controller", blobs))
 
 
-def workers() -> list[Message]:
-    return exchange("worker", block("log shown").encode())
+def workers() -> tuple[list[Message], list[Message]]:
+    """The worker's two packs, with the records that the document does not repeat."""
+    records = [Journal(record=record) for record in journal()]
+    hello, *rest = written("messages worker 1")
+    later = written("messages worker 2", block("log shown").encode())
+    return (
+        travelled(WORKER, 1, [hello, *records[:4], *rest]),
+        travelled(WORKER, 2, [*records[4:], *later]),
+    )
 
 
 def journal() -> list[JournalRecord]:
@@ -370,12 +380,24 @@ def test_the_journal_of_the_exchange_folds_to_its_table():
         assert record.worker == str(WORKER)
 
 
+def test_the_claim_of_a_shell_command_travels_before_it_is_started():
+    first, second = workers()
+    assert isinstance(first[0], Hello)
+    steps = [
+        [(m.record.number, m.record.state) for m in pack if isinstance(m, Journal)]
+        for pack in (first, second)
+    ]
+    assert [*steps[0], *steps[1]] == [(record.number, record.state) for record in journal()]
+    assert (2, State.CLAIMED) in steps[0]
+    assert (2, State.STARTED) in steps[1]
+
+
 def test_the_log_of_the_exchange_is_what_the_worker_sent():
     shown = block("log shown").encode()
-    written = shown.replace(b"loss 0.31\n", literal("`loss 0.90␍loss 0.31⏎`"))
+    raw = shown.replace(b"loss 0.31\n", literal("`loss 0.90␍loss 0.31⏎`"))
     assert "`loss 0.90␍loss 0.31⏎`" in TEXT
-    (append,) = [message for message in workers() if isinstance(message, Append)]
-    assert (append.start, append.end, append.blob) == (0, len(written), drop_redraws(written))
+    (append,) = [message for message in workers()[1] if isinstance(message, Append)]
+    assert (append.start, append.end, append.blob) == (0, len(raw), drop_redraws(raw))
     start, own, end = [parse_log_line(line) for line in shown.splitlines()]
     assert isinstance(start, LogStart)
     assert own is None
@@ -397,7 +419,7 @@ def test_the_results_of_the_exchange_are_those_that_the_worker_sent(tmp_path: Pa
     text = block("json results")
     path = tmp_path / "results.json"
     path.write_text(text, "utf-8")
-    (ended,) = [message for message in workers() if isinstance(message, RunEnded)]
+    (ended,) = [message for message in workers()[1] if isinstance(message, RunEnded)]
     assert Results.load(path).runs == {ended.record.run_id: ended.record}
     value: dict[str, Any] = json.loads(text)
     runs = json.dumps(value["runs"], sort_keys=True, separators=(",", ":"))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.journal import JournalRecord, fold, parse_journal, parse_record
+from protocol.journal import JournalRecord, advance, fold, parse_journal, parse_record
 from protocol.states import Result, State, is_legal
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -49,6 +49,11 @@ def test_a_record_is_one_line_and_read_back_as_it_was_written(written: JournalRe
 @given(st.lists(records(), max_size=8))
 def test_a_journal_is_read_back_as_it_was_written(written: list[JournalRecord]):
     assert parse_journal(b"".join(r.encode() for r in written)) == (written, [])
+
+
+def test_a_cause_with_a_file_name_in_another_encoding_can_be_read():
+    written = record(1, State.CLAIMED, cause="cannot read caf\udce9")
+    assert parse_record(written.encode()).cause == "cannot read caf?"
 
 
 @given(st.binary(max_size=200))
@@ -106,6 +111,14 @@ def test_folding_follows_legal_steps_only(history: list[JournalRecord]):
             if found != before:
                 assert is_legal(before.state if before else State.QUEUED, found.state)
         newest = now
+
+
+def test_advancing_says_whether_a_record_was_the_next_step():
+    newest: dict[int, JournalRecord] = {}
+    assert advance(newest, record(1, State.CLAIMED))
+    assert not advance(newest, record(1, State.CLAIMED))
+    assert advance(newest, record(2, State.ENDED))
+    assert {number: found.state for number, found in newest.items()} == {1: "claimed", 2: "ended"}
 
 
 def test_a_record_that_arrives_twice_or_late_changes_nothing():

@@ -49,7 +49,15 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(Snapshot, order=st.integers(1, 99), id=TEXT, blob=BLOB),
     st.builds(PutFile, path=TEXT, size=COUNT, mode=MODE, sha256=HASH),
     st.builds(DropFile, path=TEXT),
-    st.builds(Append, path=TEXT, stream=TEXT, start=st.just(5), end=st.integers(25, 99), blob=BLOB),
+    st.builds(
+        Append,
+        path=TEXT,
+        stream=TEXT,
+        start=st.just(5),
+        end=st.integers(25, 99),
+        blob=BLOB,
+        pieces=PIECES,
+    ),
     st.just(Journal(record=RECORD)),
     st.just(RunEnded(record=RUN)),
     st.builds(StatusReport, status=st.dictionaries(TEXT, TEXT | COUNT | st.none())),
@@ -141,3 +149,8 @@ def test_any_bytes_are_messages_or_a_value_error(payload: bytes):
         decode_messages(payload)
     except ValueError:
         return
+
+
+def test_a_file_name_in_another_encoding_does_not_spoil_a_pack():
+    (status,) = decode_messages(encode_messages([StatusReport(status={"problems": ["caf\udce9"]})]))
+    assert status == StatusReport(status={"problems": ["caf?"]})

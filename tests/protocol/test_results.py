@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import DataError
+from protocol.messages import RunEnded, decode_messages, encode_messages
 from protocol.results import (
     MAX_REPORT_BYTES,
+    MAX_REPORT_DEPTH,
     Artifact,
     Results,
     RunRecord,
@@ -186,3 +188,26 @@ def test_a_report_that_is_accepted_can_be_published(tmp_path: Path, detail: dict
         return
     record = dataclasses.replace(RECORD, report=report)
     assert Results.load(saved(tmp_path, record)).runs == {RUN: record}
+
+
+def nested(levels: int) -> dict[str, object]:
+    """A report of this many levels in all."""
+    detail: object = {}
+    for _ in range(levels - 2):
+        detail = {"a": detail}
+    return {"run_id": RUN, "stage": "finetune", "detail": detail}
+
+
+def test_a_report_of_the_greatest_depth_can_be_published_and_sent(tmp_path: Path):
+    report = read_report(write(tmp_path, nested(MAX_REPORT_DEPTH)), run_id=RUN, stage="finetune")
+    record = dataclasses.replace(RECORD, report=report)
+    assert Results.load(saved(tmp_path, record)).runs == {RUN: record}
+    assert decode_messages(encode_messages([RunEnded(record=record)])) == [RunEnded(record=record)]
+    with pytest.raises(DataError, match="deep"):
+        read_report(write(tmp_path, nested(MAX_REPORT_DEPTH + 1)), run_id=RUN, stage="finetune")
+
+
+def test_a_cause_with_a_file_name_in_another_encoding_is_kept(tmp_path: Path):
+    record = dataclasses.replace(RECORD, cause="cannot read caf\udce9")
+    loaded = Results.load(saved(tmp_path, record)).runs[RUN]
+    assert loaded == dataclasses.replace(record, cause="cannot read caf?")

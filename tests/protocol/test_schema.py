@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.schema import MAX_DEPTH, decode, loads
+from protocol.schema import MAX_DEPTH, decode, dumps, loads
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -130,3 +130,17 @@ def test_nesting_has_a_limit():
     assert loads(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     with pytest.raises(ValueError, match="deep"):
         loads(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
+
+
+def test_what_is_written_is_read_back_and_text_that_is_not_unicode_is_mended():
+    value = {"a": ["\U0001f600", "é\n", 1.5, None], "\\ud800": "\\udc80"}
+    assert loads(dumps(value)) == value
+    assert loads(dumps({"a\ud800": "caf\udce9 \U0001f600"})) == {"a?": "caf? \U0001f600"}
+
+
+@given(
+    st.recursive(st.text() | st.integers(), lambda v: st.lists(v) | st.dictionaries(st.text(), v))
+)
+@example("\ud83d")
+def test_whatever_text_is_written_can_be_read(value: Any):
+    assert loads(dumps(value)) == loads(dumps(loads(dumps(value))))
