@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, validators
 
-from protocol.errors import ConfigError, ExitCode, RunFailedError, UsageError, UserError
+from protocol.errors import DataError, ExitCode, RunFailedError, UsageError, UserError
 from protocol.paths import Layout
-from protocol.queue import encode_script
+from protocol.queue import encode_script, parse_command
 from protocol.states import Result
 from protocol.wire import Role
 
@@ -36,15 +36,20 @@ app = App(
     help="""Drive a GPU that can only be rented by the notebook cell, through a shared folder.""",
     help_epilogue="""Examples:
 
-    syncd demo                                          # see it work, on this machine
-    syncd init --role controller --remote drive:syncd   # make this folder the laptop's end
-    syncd watch                                         # keep this end in sync
-    syncd run pretrain --wait                           # or append run:pretrain to queue.txt
-    syncd logs -f pretrain
+    syncd demo                     see it work, on this machine
+    syncd init --role controller --remote drive:syncd
+                                   make this folder the laptop's end
+    syncd watch                    keep this end in sync
+    syncd run pretrain --wait      or append run:pretrain to queue.txt
+    syncd logs -f pretrain         follow a log
 
-Exit codes: 0 done, 1 a fault of ours, 2 usage, 3 a file that you wrote is wrong, 4 data is
-damaged or missing, 5 the remote cannot be reached, 6 refused by rule, 7 another process is there,
-8 the run did not succeed, 130 interrupted.
+Exit codes:
+
+    0  done                        5    the remote cannot be reached
+    1  a fault of ours             6    refused by rule
+    2  usage                       7    another process is there
+    3  a file you wrote is wrong   8    the run did not succeed
+    4  data is damaged or missing  130  interrupted
 """,
     help_format="plaintext",
     version=lambda: importlib.metadata.version("syncd"),
@@ -209,10 +214,15 @@ def sh(
     json
         Print the command as JSON (with --wait, as it ended).
     """
-    script = sys.stdin.read() if command == "-" else command
+    script = sys.stdin.buffer.read() if command == "-" else os.fsencode(command)
     if not script.strip():
         raise UsageError("syncd sh", why="the command is empty")
-    _append(_layout(folder), encode_script(script), wait=wait, json=json)
+    try:
+        line = encode_script(script.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UsageError("syncd sh", why=f"the command is not UTF-8: {error.reason}") from error
+    parse_command(line)
+    _append(_layout(folder), line, wait=wait, json=json)
 
 
 @app.command(help_epilogue=("Examples:\n\n    syncd stop pretrain\n"))
@@ -354,7 +364,7 @@ def results(run_id: str = "", *, folder: Folder = None, json: Json = False) -> N
     found = Results.load(layout.results)
     runs = [r for r in found.runs.values() if run_id in ("", r.run_id)]
     if run_id and not runs:
-        raise ConfigError(
+        raise DataError(
             f"show run {run_id}",
             path=layout.results,
             why="there is no such run",
@@ -402,6 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens = sys.argv[1:] if arguments is None else arguments
     try:
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()  # here, where a reader that has gone is no fault
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except CycloptsError as error:
@@ -409,7 +420,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output has gone (`syncd logs pretrain | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
     except KeyboardInterrupt:
         return _fail("interrupted", ExitCode.INTERRUPTED)
     return ExitCode.OK

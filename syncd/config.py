@@ -8,24 +8,27 @@ alone; it is one line that also names the folder, so that it is all that the oth
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
+import json
+import math
 import os
+import re
 import secrets
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import ConfigError, UserError
+from protocol.errors import ConfigError
 from protocol.names import canonical_stage, suggest
 from protocol.paths import Layout
 from protocol.publish import make_dirs, publish_bytes
 from protocol.wire import KEY_BYTES, Role, Sealer
 
 UNSEALED_FOLDER = "unsealed"
-_KEY_PREFIX = "syncd1"
+_KEY = re.compile(r"syncd1\.(?P<folder>[0-9a-f]{16})\.(?P<secret>[A-Za-z0-9_-]{43}=)\Z")
+POLL_SECONDS = (0.05, 3600.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +55,15 @@ class Settings:
             raise ConfigError(
                 "settings", why="remote is empty", hint="Give --remote, or set it in syncd.toml."
             )
-        if not 0.05 <= self.poll <= 3600:
-            raise ConfigError("settings", why=f"poll = {self.poll!r} is not 0.05 to 3600 seconds")
+        try:
+            _seconds(self.poll)
+        except ValueError as error:
+            raise ConfigError("settings", why=str(error)) from error
         for stage in self.stages:
             canonical_stage(stage)
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+_FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
 
 
 def load_settings(
@@ -68,24 +73,33 @@ def load_settings(
 
     Raises ConfigError naming the setting, where it came from, and what would be right.
     """
-    values: dict[str, Any] = dict(_read_toml(layout.settings))
+    given: dict[str, tuple[Any, str]] = {
+        name: (value, str(layout.settings)) for name, value in _read_toml(layout.settings).items()
+    }
     for name in _FIELDS:
-        if text := environ.get(f"SYNCD_{name.upper()}"):
-            values[name] = text
-    values.update({name: value for name, value in flags.items() if value is not None})
+        if text := environ.get(variable := f"SYNCD_{name.upper()}"):
+            given[name] = (text, f"${variable}")
+    for name, value in flags.items():
+        if value is not None:
+            given[name] = (value, f"--{name.replace('_', '-')}")
     for name in ("role", "remote"):
-        if not values.get(name):
+        if not given.get(name, ("", ""))[0]:
             raise ConfigError(
                 "settings",
                 path=layout.settings,
                 why=f"{name} is not set",
                 hint=f"Run `syncd init`, or give --{name}.",
             )
-    try:
-        checked = {name: _convert(name, value) for name, value in values.items()}
-        return Settings(**checked)
-    except ValueError as error:
-        raise ConfigError("settings", path=layout.settings, why=str(error)) from error
+    checked: dict[str, Any] = {}
+    for name, (value, origin) in given.items():
+        try:
+            checked[name] = _convert(name, value)
+        except ValueError as error:
+            raise ConfigError("settings", path=origin, why=str(error)) from error
+        except ConfigError as error:
+            why = f"{name}: {error.what}: {error.why}"
+            raise ConfigError("settings", path=origin, why=why, hint=error.hint) from error
+    return Settings(**checked)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -121,21 +135,30 @@ def _convert(name: str, value: Any) -> Any:
             raise ValueError(f"shell = {value!r} is not true or false")
         return found
     if name == "poll":
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise ValueError(f"poll = {value!r} is not a number of seconds") from None
-    if not isinstance(value, str):
-        raise ValueError(f"{name} = {value!r} is not text")
+        return _seconds(value)
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{name} = {value!r} is not text of one line")
     return value
+
+
+def _seconds(value: Any) -> float:
+    try:
+        seconds = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not POLL_SECONDS[0] <= seconds <= POLL_SECONDS[1]:
+        raise ValueError(
+            f"poll = {value!r} is not {POLL_SECONDS[0]:g} to {POLL_SECONDS[1]:g} seconds"
+        )
+    return seconds
 
 
 def toml_text(settings: Settings) -> str:
     """Return a syncd.toml for these settings, those at their defaults as comments."""
     lines = ["# Settings of this end. Flags and SYNCD_<NAME> in the environment go before these."]
-    for name, field in _FIELDS.items():
+    for name, known in _FIELDS.items():
         value = getattr(settings, name)
-        comment = "# " if value == field.default else ""
+        comment = "# " if value == known.default else ""
         lines.append(f"{comment}{name} = {_toml_value(value)}")
     return "\n".join(lines) + "\n"
 
@@ -147,8 +170,8 @@ def _toml_value(value: Any) -> str:
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
     if isinstance(value, float | int):
         return repr(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    # Of one line and printable, which makes JSON's way of writing it TOML's too.
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -156,10 +179,7 @@ class Key:
     """The secret of one shared folder. Its repr does not show it."""
 
     folder: str
-    secret: bytes
-
-    def __repr__(self) -> str:
-        return f"Key(folder={self.folder!r})"
+    secret: bytes = field(repr=False)
 
     @classmethod
     def new(cls) -> Key:
@@ -168,22 +188,17 @@ class Key:
     @classmethod
     def parse(cls, text: str) -> Key:
         """Read a key's line. Raises ConfigError, which does not repeat it."""
-        prefix, _, rest = text.strip().partition(".")
-        folder, _, encoded = rest.partition(".")
-        try:
-            secret = base64.urlsafe_b64decode(encoded.encode("ascii"))
-        except (binascii.Error, ValueError):
-            secret = b""
-        if prefix != _KEY_PREFIX or not folder.isalnum() or len(secret) != KEY_BYTES:
+        match = _KEY.match(text.strip())
+        if not match:
             raise ConfigError(
                 "read the key",
                 why="it is not a key of ours",
                 hint="Copy the whole line of .syncd/key from the other end.",
             )
-        return cls(folder, secret)
+        return cls(match["folder"], base64.urlsafe_b64decode(match["secret"]))
 
     def line(self) -> str:
-        return f"{_KEY_PREFIX}.{self.folder}.{base64.urlsafe_b64encode(self.secret).decode()}"
+        return f"syncd1.{self.folder}.{base64.urlsafe_b64encode(self.secret).decode()}"
 
     def save(self, layout: Layout) -> None:
         """Write `.syncd/key`, for its owner alone."""
@@ -194,15 +209,26 @@ class Key:
 def load_key(layout: Layout, environ: Mapping[str, str] = os.environ) -> Key | None:
     """Return the key of `$SYNCD_KEY` or `.syncd/key`, or None when there is none."""
     if text := environ.get("SYNCD_KEY"):
-        return Key.parse(text)
+        return _parse_key(text, "$SYNCD_KEY")
+    return read_key(layout.key) if layout.key.exists() else None
+
+
+def read_key(path: Path) -> Key:
+    """Read a key's file. Raises ConfigError, which does not repeat what stands in it."""
     try:
-        return Key.parse(layout.key.read_text("ascii"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ConfigError("read the key", path=layout.key, why=str(error)) from error
-    except UserError as error:
-        raise ConfigError("read the key", path=layout.key, why=error.why, hint=error.hint) from None
+        text = path.read_text("ascii")
+    except UnicodeDecodeError:
+        raise ConfigError("read the key", path=path, why="it is not text") from None
+    except OSError as error:
+        raise ConfigError("read the key", path=path, why=error.strerror or str(error)) from error
+    return _parse_key(text, path)
+
+
+def _parse_key(text: str, origin: str | Path) -> Key:
+    try:
+        return Key.parse(text)
+    except ConfigError as error:
+        raise ConfigError(error.what, path=origin, why=error.why, hint=error.hint) from None
 
 
 def sealer(key: Key | None) -> Sealer:

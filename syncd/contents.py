@@ -1,28 +1,31 @@
 """Contents: bytes by their SHA-256, at this end and on the remote.
 
-Small ones travel inside the message that names them, larger ones as chunks. `.syncd/content/`
-holds what arrived and what is still to be used here.
+Small ones travel inside the message that names them, and are kept in the state until they are
+used: a message and what it brought are one transaction. Larger ones travel as chunks, and are
+fetched when they are used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 from protocol.errors import DataError, RefusedError
 from protocol.messages import Content, Piece
-from protocol.publish import publish_bytes, publishing
+from protocol.publish import publishing
 from protocol.schema import decode
 from protocol.wire import CHUNK_BYTES
 from syncd.link import Link
 from syncd.state import State
 
 INLINE_BYTES = 64 * 1024
+# The owner of blobs that were said inside messages, kept until a state needs them or none does.
+SAID = "said"
 
 
 def file_sha256(path: Path) -> str:
@@ -35,13 +38,11 @@ class Contents:
     """What is known of contents; the bytes are fetched when they are wanted."""
 
     def __init__(self, state: State, folder: Path, link: Callable[[], Link]) -> None:
+        """`folder` names these contents apart from others of this end, and its disk is used."""
         self._state = state
         self._folder = folder
+        self._owner = folder.name
         self._link = link
-
-    def path(self, sha256: str) -> Path:
-        """Where a content lies, or would lie, at this end."""
-        return self._folder / sha256
 
     def receive(self, content: Content) -> None:
         """Keep what a message says of a content. Raises RefusedError when its blob is another."""
@@ -51,8 +52,12 @@ class Contents:
             return
         if hashlib.sha256(content.blob).hexdigest() != content.sha256:
             raise RefusedError(f"receive content {content.sha256[:80]}", why="its bytes are others")
-        if not self.path(content.sha256).exists():
-            publish_bytes(self.path(content.sha256), content.blob)
+        self._state.run(
+            "INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)",
+            self._owner,
+            content.sha256,
+            content.blob,
+        )
 
     def _note(self, sha256: str, size: int, pieces: str) -> None:
         self._state.run("INSERT OR REPLACE INTO contents VALUES (?, ?, ?)", sha256, size, pieces)
@@ -92,29 +97,89 @@ class Contents:
             return None
         if hashlib.sha256(blob).hexdigest() != sha256:
             return None
+        self._state.run("INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)", SAID, sha256, blob)
         return Content(sha256=sha256, size=size, blob=blob)
+
+    def pack_up(self, live: set[str]) -> None:
+        """Join contents that were said inside messages into chunks; forget all but the `live`."""
+        with self._state.transaction():
+            for table, where in (("blobs", "owner = 'said'"), ("contents", "pieces LIKE ?")):
+                own = (f'%"object": "{self._link().role[0]}-%',) if table == "contents" else ()
+                for (sha256,) in self._state.rows(
+                    f"SELECT sha256 FROM {table} WHERE {where}", *own
+                ):
+                    if sha256 not in live:
+                        self._state.run(
+                            f"DELETE FROM {table} WHERE sha256 = ? AND {where}", sha256, *own
+                        )
+        said = self._state.rows("SELECT sha256, LENGTH(data) FROM blobs WHERE owner = ?", SAID)
+        group: list[tuple[str, int]] = []
+        for sha256, length in said:
+            if group and sum(size for _, size in group) + int(length) > CHUNK_BYTES:
+                self._join(group)
+                group = []
+            group.append((str(sha256), int(length)))
+        if group:
+            self._join(group)
+
+    def _join(self, group: list[tuple[str, int]]) -> None:
+        """Put a group of contents into one chunk."""
+        blobs = [self._said(sha256) or b"" for sha256, _ in group]
+        name = self._link().put_chunk(b"".join(blobs), compress=True)
+        at = 0
+        with self._state.transaction():
+            for (sha256, _), blob in zip(group, blobs, strict=True):
+                piece = Piece(object=name, offset=at, length=len(blob))
+                at += len(blob)
+                self._note(sha256, len(blob), json.dumps([asdict(piece)]))
+                self._state.run("DELETE FROM blobs WHERE owner = ? AND sha256 = ?", SAID, sha256)
+
+    def _said(self, sha256: str) -> bytes | None:
+        row = self._state.row("SELECT data FROM blobs WHERE owner = ? AND sha256 = ?", SAID, sha256)
+        return bytes(row[0]) if row else None
+
+    def again(self, sha256: str, size: int) -> Content | None:
+        """Return the message for a content that was said before; None when it is not to be had."""
+        pieces = self.pieces(sha256)
+        if pieces:
+            return Content(sha256=sha256, size=size, pieces=pieces)
+        blob = self._said(sha256)
+        return None if blob is None else Content(sha256=sha256, size=size, blob=blob)
+
+    def objects(self) -> set[str]:
+        """Return every chunk that holds a known content, as pieces name them."""
+        rows = self._state.rows("SELECT pieces FROM contents")
+        return {value["object"] for (text,) in rows for value in json.loads(text)}
 
     def place(self, sha256: str, target: Path, *, mode: int) -> None:
         """Publish a content as a file, fetching it if it is not here.
 
         Raises RemoteError when it cannot be fetched, DataError when it is nowhere or not whole.
         """
-        digest = hashlib.sha256()
         with publishing(target, mode=mode | 0o600) as file:
-            for block in self._blocks(sha256):
-                digest.update(block)
-                file.write(block)
-            if digest.hexdigest() != sha256:
-                raise DataError(
-                    "fetch a file", path=target, why="its bytes are not those announced"
-                )
+            self._copy(sha256, file, target)
         target.chmod(mode & 0o777 | 0o600)
 
+    def write(self, sha256: str, target: Path, *, mode: int) -> None:
+        """Like `place`, but neither atomic nor durable: for a folder that is published whole."""
+        with open(target, "wb") as file:
+            self._copy(sha256, file, target)
+        target.chmod(mode & 0o777 | 0o600)
+
+    def _copy(self, sha256: str, file: IO[bytes], target: Path) -> None:
+        digest = hashlib.sha256()
+        for block in self._blocks(sha256):
+            digest.update(block)
+            file.write(block)
+        if digest.hexdigest() != sha256:
+            raise DataError("fetch a file", path=target, why="its bytes are not those announced")
+
     def _blocks(self, sha256: str) -> Iterator[bytes]:
-        if self.path(sha256).exists():
-            with open(self.path(sha256), "rb") as file:
-                while block := file.read(1024 * 1024):
-                    yield block
+        blob = self._state.row(
+            "SELECT data FROM blobs WHERE owner = ? AND sha256 = ?", self._owner, sha256
+        )
+        if blob is not None:
+            yield bytes(blob[0])
             return
         pieces = self.pieces(sha256)
         row = self._state.row("SELECT size FROM contents WHERE sha256 = ?", sha256)
@@ -126,13 +191,15 @@ class Contents:
 
     def forget(self, sha256: str) -> None:
         """Drop this end's copy."""
-        self.path(sha256).unlink(missing_ok=True)
+        self._state.run("DELETE FROM blobs WHERE owner = ? AND sha256 = ?", self._owner, sha256)
 
     def keep_only(self, wanted: set[str]) -> None:
         """Drop this end's copies of all but the contents in `wanted`."""
-        for entry in os.scandir(self._folder):
-            if entry.name not in wanted:
-                os.unlink(entry.path)
+        kept = self._state.rows("SELECT sha256 FROM blobs WHERE owner = ?", self._owner)
+        with self._state.transaction():
+            for (sha256,) in kept:
+                if sha256 not in wanted:
+                    self.forget(str(sha256))
 
     def room_for(self, size: int) -> bool:
         """Whether `size` bytes fit on this end's disk with a little to spare."""

@@ -7,7 +7,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,10 +36,12 @@ from protocol.queue import (
     QueueLine,
     RunCommand,
     ShellCommand,
+    identity,
     parse_queue,
     scan,
 )
 from protocol.schema import decode
+from protocol.states import State
 from protocol.status import Status, render_status
 from protocol.wire import Role, Writer
 from syncd.daemon import Daemon, Loop
@@ -73,6 +78,11 @@ class Controller(Daemon):
 
     def recovered(self) -> None:
         self.results.publish()
+        if self.state.get("queue") is None:
+            # A controller without a memory: lines that an earlier one numbered are not new.
+            rows = self.state.rows("SELECT message FROM commands")
+            lines = (decode(QueuedCommand, json.loads(text)).line for (text,) in rows)
+            self.state.put("queue", dict(Counter(identity(line) for line in lines)))
 
     def watched(self) -> list[tuple[Path, Loop]]:
         return [(self.layout.queue, self.main_loop), (self.layout.serve, self.serve_loop)]
@@ -107,6 +117,7 @@ class Controller(Daemon):
             self.push_loop.wake.set()
         if self.files.missing():
             self.files.fetch()
+        self.link.compact()
 
     def leave(self) -> None:
         return
@@ -194,10 +205,22 @@ class Controller(Daemon):
 
     # What goes out
 
-    def collect(self, budget: int) -> list[Message]:
+    def collect(self, seq: int, budget: int) -> list[Message]:
         messages: list[Message] = [*self._new_grant(), *self._new_commands(budget)]
         budget -= sum(len(m.line) for m in messages if isinstance(m, QueuedCommand))
         return messages + (self.served.collect(budget) if budget > 0 else [])
+
+    def pack_up(self, acked: int) -> None:
+        unfinished = [r for r in self.journal.newest.values() if r.state is not State.ENDED]
+        self.served.pack_up({record.snapshot for record in unfinished})
+
+    def restate(self) -> list[Message]:
+        granted = self.state.get("granted")
+        grants = [Grant(writer=granted)] if granted else []
+        return [*grants, *self.served.restate(), *self._commands_after(0, sys.maxsize)]
+
+    def kept_objects(self) -> set[str]:
+        return self.contents.objects()
 
     def _new_grant(self) -> list[Message]:
         peer = self.link.peer()
@@ -207,19 +230,20 @@ class Controller(Daemon):
         return [Grant(writer=str(peer))]
 
     def _new_commands(self, budget: int) -> list[QueuedCommand]:
-        sent = int(self.state.get("commands_sent", 0))
+        found = self._commands_after(int(self.state.get("commands_sent", 0)), budget)
+        if found:
+            self.state.put("commands_sent", found[-1].number)
+        return found
+
+    def _commands_after(self, number: int, budget: int) -> list[QueuedCommand]:
         found: list[QueuedCommand] = []
-        for number, text in self.state.rows(
-            "SELECT number, message FROM commands WHERE number > ? ORDER BY number LIMIT 10000",
-            sent,
+        for (text,) in self.state.rows(
+            "SELECT message FROM commands WHERE number > ? ORDER BY number", number
         ):
             budget -= len(text)
             if found and budget < 0:
                 break
             found.append(decode(QueuedCommand, json.loads(text)))
-            sent = int(number)
-        if found:
-            self.state.put("commands_sent", sent)
         return found
 
     # What arrives
@@ -238,6 +262,10 @@ class Controller(Daemon):
             self.files.apply(message)
         elif isinstance(message, StatusReport):
             self._keep_status(message)
+
+    def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
+        if writer.role is Role.WORKER:
+            self.files.keep_only({m.path for m in messages if isinstance(m, PutFile)})
 
     def _inherit(self, message: Message) -> None:
         """Go on counting where a controller left off whose state is gone."""

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -80,11 +80,27 @@ class Daemon(ABC):
         """Called once the link is open: all that predecessors left has been applied."""
 
     @abstractmethod
-    def collect(self, budget: int) -> list[Message]:
+    def collect(self, seq: int, budget: int) -> list[Message]:
+        """See `link.Outgoing`."""
+
+    @abstractmethod
+    def pack_up(self, acked: int) -> None:
+        """See `link.Outgoing`."""
+
+    @abstractmethod
+    def restate(self) -> list[Message]:
+        """See `link.Outgoing`."""
+
+    @abstractmethod
+    def kept_objects(self) -> set[str]:
         """See `link.Outgoing`."""
 
     @abstractmethod
     def apply(self, writer: Writer, message: Message) -> None:
+        """See `link.Incoming`."""
+
+    @abstractmethod
+    def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
         """See `link.Incoming`."""
 
     @abstractmethod
@@ -162,7 +178,11 @@ class Daemon(ABC):
         )
         self.setup()
         self.remote.make_root()
-        self.link.open()
+        try:
+            self.link.open()
+        except FencedError as error:
+            # The loops start all the same: there may be stages to be stopped.
+            self.fenced = error
         self.recovered()
         log.info("%s %s, remote %s", self.settings.role, self.link.writer, self.settings.remote)
 

@@ -7,18 +7,21 @@ messages. At the controller, and at a fresh worker that recovers what its predec
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.errors import DataError, RefusedError
+from protocol.logs import one_line
 from protocol.messages import Content, DropFile, Message, PutFile
 from protocol.names import safe_relative
 from protocol.publish import fsync_dir, make_dirs
 from syncd.contents import INLINE_BYTES, Contents, file_sha256
+from syncd.remote import NotFound
 from syncd.state import State
 
 SETTLE_SECONDS = 1.0
@@ -44,17 +47,39 @@ def checked_path(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A regular file, as a walk found it."""
+    """A regular file, as a walk found it.
+
+    `changed_ns` is when content or mode last changed, by this machine's clock: no program sets it.
+    """
 
     path: str
     size: int
-    mtime_ns: int
+    changed_ns: int
     inode: int
     mode: int
 
+    @classmethod
+    def of(cls, path: str, found: os.stat_result) -> Found:
+        return cls(
+            path=path,
+            size=found.st_size,
+            # On Windows st_ctime is when it was created.
+            changed_ns=found.st_mtime_ns if os.name == "nt" else found.st_ctime_ns,
+            inode=found.st_ino,
+            mode=stat.S_IMODE(found.st_mode),
+        )
 
-def walk(root: Path, below: str) -> Iterator[Found]:
-    """Yield the regular files below a folder of the shared folder; temporary ones are left out."""
+    def settled(self, seconds: float) -> bool:
+        """Whether it has been as it is for so long. A time that has yet to come counts as long."""
+        return not 0 <= time.time_ns() - self.changed_ns < seconds * 1e9
+
+
+def walk(root: Path, below: str, problems: dict[str, str]) -> Iterator[Found]:
+    """Yield the regular files below a folder of the shared folder.
+
+    What ends in `.tmp` is left out. What else cannot be taken is named in `problems`: links, which
+    are never followed, devices and the like, folders that cannot be read.
+    """
     pending = [below]
     while pending:
         folder = pending.pop()
@@ -62,22 +87,24 @@ def walk(root: Path, below: str) -> Iterator[Found]:
             entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            problems[one_line(folder)] = f"cannot be read: {error.strerror}"
+            continue
         for entry in entries:
             path = f"{folder}/{entry.name}"
+            if entry.name.endswith(".tmp"):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 pending.append(path)
-            elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(".tmp"):
-                try:
-                    found = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                yield Found(
-                    path=path,
-                    size=found.st_size,
-                    mtime_ns=found.st_mtime_ns,
-                    inode=found.st_ino,
-                    mode=stat.S_IMODE(found.st_mode),
-                )
+                continue
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(found.st_mode):
+                yield Found.of(path, found)
+            else:
+                problems[one_line(path)] = "left out: a link, or no regular file"
 
 
 class LocalFiles:
@@ -99,55 +126,65 @@ class LocalFiles:
         growing: list[str] = []
         seen: set[str] = set()
         problems: dict[str, str] = {}
-        ready = False
-        for found in self._candidates():
+        news: list[tuple[Found, str]] = []
+        for found in self._candidates(problems):
             seen.add(found.path)
-            if is_growing(found.path.rpartition("/")[2]):
-                growing.append(found.path)
-                continue
             try:
-                ready |= self._look_at(found, final=is_final(found.path))
+                checked_path(found.path)
+                if is_growing(found.path.rpartition("/")[2]):
+                    growing.append(found.path)
+                elif self._is_new(found, final=is_final(found.path)):
+                    news.append((found, self._bring(found)))
             except (OSError, DataError, RefusedError) as error:
-                problems[found.path] = f"not sent: {error}"
+                problems[one_line(found.path)] = f"not sent: {error}"
         self.growing, self.problems = growing, problems
-        return self._note_gone(seen) or ready
+        with self._state.transaction():
+            for found, sha256 in news:
+                self._note(found, sha256)
+            gone = self._note_gone(seen)
+        return gone or bool(news)
 
-    def _candidates(self) -> Iterator[Found]:
+    def _candidates(self, problems: dict[str, str]) -> Iterator[Found]:
         for folder in FOLDERS:
-            yield from walk(self._root, folder)
-        names = {path.rpartition("/")[2]: path for path in FILES}
-        for found in walk_flat(self._root, "in"):
-            if found.path in names.values():
-                yield found
+            yield from walk(self._root, folder, problems)
+        for path in FILES:
+            with contextlib.suppress(FileNotFoundError):
+                found = (self._root / path).lstat()
+                if stat.S_ISREG(found.st_mode):
+                    yield Found.of(path, found)
 
-    def _look_at(self, found: Found, *, final: bool) -> bool:
-        """Hash a file that changed, and bring it to the remote; return whether it is news."""
+    def _is_new(self, found: Found, *, final: bool) -> bool:
         row = self._state.row(
-            "SELECT size, mtime_ns, inode, mode FROM local_files WHERE path = ? AND sha256 != ''",
+            "SELECT size, changed_ns, inode, mode FROM local_files WHERE path = ? AND sha256 != ''",
             found.path,
         )
-        if row == (found.size, found.mtime_ns, found.inode, found.mode):
+        if row == (found.size, found.changed_ns, found.inode, found.mode):
             return False
-        if not final and time.time_ns() - found.mtime_ns < SETTLE_SECONDS * 1e9:
-            return False
-        checked_path(found.path)
+        return final or found.settled(SETTLE_SECONDS)
+
+    def _bring(self, found: Found) -> str:
+        """Bring a file's content to the remote, if it is a large one; return its hash."""
         sha256 = file_sha256(self._root / found.path)
         if found.size > INLINE_BYTES:
             self._contents.upload(self._root / found.path, sha256)
+        return sha256
+
+    def _note(self, found: Found, sha256: str) -> None:
         self._state.run(
             "INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?, ?, ?, 0)",
             found.path,
             found.size,
-            found.mtime_ns,
+            found.changed_ns,
             found.inode,
             found.mode,
             sha256,
         )
-        return True
 
     def _note_gone(self, seen: set[str]) -> bool:
         rows = self._state.rows("SELECT path FROM local_files WHERE sha256 != ''")
-        gone = [path for (path,) in rows if path not in seen]
+        # What lies in a folder that cannot be read may well be there.
+        unread = tuple(f"{path}/" for path in self.problems)
+        gone = [path for (path,) in rows if path not in seen and not path.startswith(unread)]
         for path in gone:
             self._state.run("UPDATE local_files SET sha256 = '', sent = 0 WHERE path = ?", path)
         return bool(gone)
@@ -174,6 +211,31 @@ class LocalFiles:
             budget -= 512 + len(content.blob)
         return messages
 
+    def pack_up(self) -> None:
+        """Bring to the remote as chunks what a state has to repeat, and forget what it has not."""
+        rows = self._state.rows("SELECT sha256 FROM local_files WHERE sha256 != ''")
+        self._contents.pack_up({str(sha256) for (sha256,) in rows})
+
+    def restate(self) -> list[Message]:
+        """Return messages for all files that were sent."""
+        messages: list[Message] = []
+        for path, size, mode, sha256 in self._state.rows(
+            "SELECT path, size, mode, sha256 FROM local_files WHERE sent = 1 AND sha256 != ''"
+        ):
+            content = self._contents.again(sha256, size)
+            if content is not None:
+                messages += [content, PutFile(path=path, size=size, mode=mode, sha256=sha256)]
+        return messages
+
+    def objects(self) -> set[str]:
+        """Return the chunks that hold contents of files, as pieces name them."""
+        return self._contents.objects()
+
+    def covers(self, paths: Collection[str]) -> bool:
+        """Whether each of these files has been sent by this end, or is gone from it."""
+        sent = {path for (path,) in self._state.rows("SELECT path FROM local_files WHERE sent = 1")}
+        return all(path in sent or not (self._root / path).exists() for path in paths)
+
     def waiting(self, prefixes: tuple[str, ...]) -> bool:
         """Whether a file of which the path begins so is ready, and was not said yet."""
         rows = self._state.rows("SELECT path FROM local_files WHERE sent = 0")
@@ -183,13 +245,6 @@ class LocalFiles:
         """How many bytes of files wait to be announced."""
         row = self._state.row("SELECT COALESCE(SUM(size), 0) FROM local_files WHERE sent = 0")
         return int(row[0]) if row else 0
-
-
-def walk_flat(root: Path, below: str) -> Iterator[Found]:
-    """Yield the regular files right in a folder."""
-    for found in walk(root, below):
-        if "/" not in found.path.removeprefix(f"{below}/"):
-            yield found
 
 
 class RemoteFiles:
@@ -208,21 +263,51 @@ class RemoteFiles:
         """Keep what a message says. Raises RefusedError for a path that a worker may not name."""
         if isinstance(message, Content):
             self._contents.receive(message)
-        elif isinstance(message, PutFile):
-            here = 0 if self._wanted(checked_path(message.path)) else 1
-            self._state.run(
-                "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?)",
-                message.path,
-                message.size,
-                message.mode,
-                message.sha256,
-                here,
-            )
+            return
+        before = self._state.row(
+            "SELECT sha256, size, mode FROM remote_files WHERE path = ?",
+            checked_path(message.path),
+        )
+        if isinstance(message, PutFile):
+            if not before or before != (message.sha256, message.size, message.mode):
+                self._state.run(
+                    "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?)",
+                    message.path,
+                    message.size,
+                    message.mode,
+                    message.sha256,
+                    0 if self._wanted(message.path) else 1,
+                )
+            self._release(message.sha256)
         else:
-            checked_path(message.path)
+            # What has arrived here stays: the worker's disk is no reason to lose a copy.
             self._state.run("DELETE FROM remote_files WHERE path = ?", message.path)
-            if self._wanted(message.path):
-                (self._root / message.path).unlink(missing_ok=True)
+            self.problems.pop(message.path, None)
+        if before:
+            self._release(str(before[0]))
+
+    def _release(self, sha256: str) -> None:
+        """Drop this end's copy of a content that no file waits for."""
+        if not self._state.row(
+            "SELECT 1 FROM remote_files WHERE sha256 = ? AND here = 0 LIMIT 1", sha256
+        ):
+            self._contents.forget(sha256)
+
+    def _inside(self, path: str) -> Path:
+        """Return where a file lies. Raises RefusedError when a link leads elsewhere."""
+        target = self._root / path
+        if target.parent.resolve() != (self._root.resolve() / path).parent:
+            raise RefusedError("place a file", path=target, why="a folder of it is a link")
+        return target
+
+    def paths(self) -> list[str]:
+        """Paths of all files that are known."""
+        return [path for (path,) in self._state.rows("SELECT path FROM remote_files")]
+
+    def keep_only(self, paths: Collection[str]) -> None:
+        """Forget all files but these. What has arrived stays."""
+        for path in set(self.paths()) - set(paths):
+            self.apply(DropFile(path=path))
 
     def missing(self) -> list[str]:
         """Paths of wanted files that are not in place yet."""
@@ -242,23 +327,22 @@ class RemoteFiles:
             size, mode, sha256 = int(row[0]), int(row[1]), str(row[2])
             try:
                 self._place(path, size, mode, sha256)
-            except (DataError, RefusedError, OSError) as error:
+            except (NotFound, DataError, RefusedError, OSError) as error:
                 self.problems[path] = f"not received: {error}"
                 continue
             self.problems.pop(path, None)
-            self._state.run(
-                "UPDATE remote_files SET here = 1 WHERE path = ? AND sha256 = ?", path, sha256
-            )
-            self._contents.forget(sha256)
+            with self._state.transaction():
+                self._state.run(
+                    "UPDATE remote_files SET here = 1 WHERE path = ? AND sha256 = ?", path, sha256
+                )
+                self._release(sha256)
         return not self.missing()
 
     def _place(self, path: str, size: int, mode: int, sha256: str) -> None:
-        target = self._root / path
+        target = self._inside(path)
         if not self._contents.room_for(size):
             raise DataError("receive a file", path=target, why="the disk is full")
         make_dirs(target.parent)
-        if target.parent.resolve() != (self._root.resolve() / path).parent:
-            raise RefusedError("receive a file", path=target, why="a folder of it is a link")
         self._contents.place(sha256, target, mode=mode)
         fsync_dir(target.parent)
 

@@ -7,35 +7,63 @@ makes the pack, or moves the reading cursor, so a crash repeats a step or never 
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
 from protocol.errors import DataError, RefusedError
-from protocol.messages import Ack, Hello, Message, Piece, decode_messages, encode_messages
+from protocol.messages import (
+    Ack,
+    Append,
+    Hello,
+    Message,
+    Piece,
+    decode_messages,
+    encode_messages,
+)
 from protocol.publish import temporary_beside
 from protocol.wire import Kind, ObjectName, Role, Sealer, Writer
 from syncd.remote import NotFound, Remote
 from syncd.state import State
 
+log = logging.getLogger("syncd")
+
 PACK_BUDGET = 2 * 1024 * 1024
+# After so many packs a state takes their place, and they are deleted.
+STATE_PACKS = 300
 ACK_SECONDS = 1.0
 
 
 class Outgoing(Protocol):
     """What this end has to say."""
 
-    def collect(self, budget: int) -> list[Message]:
-        """Return what is new, about `budget` bytes of it, and move the cursors past it.
+    def collect(self, seq: int, budget: int) -> list[Message]:
+        """Return what pack `seq` is to say, about `budget` bytes, and move the cursors past it.
 
         Called inside a transaction of the state that is taken back if the pack is not made.
         """
-        ...
+
+    def pack_up(self, acked: int) -> None:
+        """Bring what a state would have to repeat to the remote as chunks; may take long.
+
+        The other end has applied every pack up to `acked`.
+        """
+
+    def restate(self) -> list[Message]:
+        """Return what stands for everything that was said, but for logs that were acknowledged.
+
+        Called inside a transaction.
+        """
+
+    def kept_objects(self) -> set[str]:
+        """Return the chunks that are still needed, as pieces name them."""
 
 
 class Incoming(Protocol):
@@ -43,7 +71,9 @@ class Incoming(Protocol):
 
     def apply(self, writer: Writer, message: Message) -> None:
         """Apply one message, inside a transaction. It may come twice."""
-        ...
+
+    def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
+        """Forget what a writer said earlier and its state, which follows, does not repeat."""
 
 
 class FencedError(RefusedError):
@@ -202,7 +232,7 @@ class Link:
         for state in sorted((n for n in names if n.kind is Kind.STATE), reverse=True):
             # A state stands for every pack up to its number; only a reader behind needs it.
             if state.seq >= following and following not in packs:
-                if self._apply(writer, [state], state.seq):
+                if self._apply_state(writer, state):
                     following, applied = state.seq + 1, True
                 break
         while following in packs and (last is None or following <= last):
@@ -227,12 +257,42 @@ class Link:
                 continue
             with self.state.transaction():
                 for message in messages:
-                    self.incoming.apply(writer, message)
-                self.state.run("UPDATE peers SET next = ? WHERE writer = ?", seq + 1, str(writer))
+                    self._take(writer, message)
+                self._move_on(writer, seq + 1)
             if any(message.type not in ("ack", "status") for message in messages):
                 self._ack_due = self._ack_due or time.monotonic() + ACK_SECONDS
             return True
         return False
+
+    def _move_on(self, writer: Writer, following: int) -> None:
+        self.state.run("UPDATE peers SET next = ? WHERE writer = ?", following, str(writer))
+
+    def _take(self, writer: Writer, message: Message) -> None:
+        if not isinstance(message, Ack):
+            self.incoming.apply(writer, message)
+        elif message.writer == self.state.get("writer"):
+            self.state.put("acked_by_peer", max(message.seq, self.acked()))
+
+    def acked(self) -> int:
+        """Up to which of our packs the other end has applied them."""
+        return int(self.state.get("acked_by_peer", 0))
+
+    def _apply_state(self, writer: Writer, name: ObjectName) -> bool:
+        """Apply a state: message by message, since each may come twice and some fetch chunks."""
+        messages = self._read(writer, name)
+        if messages is None:
+            return False
+        with self.state.transaction():
+            self.incoming.restart(writer, messages)
+        for message in messages:
+            if isinstance(message, Append) and message.pieces:
+                blob = b"".join(self.read_pieces(message.pieces))
+                message = replace(message, pieces=(), blob=blob)
+            with self.state.transaction():
+                self._take(writer, message)
+        self._move_on(writer, name.seq + 1)
+        self._ack_due = self._ack_due or time.monotonic() + ACK_SECONDS
+        return True
 
     def _read(self, writer: Writer, name: ObjectName) -> list[Message] | None:
         """Read one object; None when it is not whole yet, gone, or refused (which is counted)."""
@@ -260,7 +320,7 @@ class Link:
     def _make_pack(self) -> bool:
         with self.state.transaction():
             seq = int(self.state.get("seq")) + 1
-            messages = self.outgoing.collect(PACK_BUDGET)
+            messages = self.outgoing.collect(seq, PACK_BUDGET)
             if seq == 1:
                 messages.insert(0, self._hello())
             messages += self._acks(forced=bool(messages))
@@ -307,14 +367,54 @@ class Link:
         row = self.state.row("SELECT COALESCE(SUM(LENGTH(body)), 0) FROM outbox")
         return int(row[0]) if row else 0
 
+    # States
+
+    def compact(self) -> bool:
+        """Put a state in the place of many packs, and delete what is not needed any more.
+
+        Call it from the thread that puts chunks. Returns whether there was enough to do it for.
+        """
+        if int(self.state.get("seq")) - int(self.state.get("state_seq", 0)) < STATE_PACKS:
+            return False
+        self.outgoing.pack_up(self.acked())
+        with self.state.transaction():
+            if self.state.row("SELECT 1 FROM outbox"):
+                return False  # a pack is on its way: later
+            seq = int(self.state.get("seq"))
+            payload = encode_messages([self._hello(), *self.outgoing.restate()])
+        name, body = self.sealer.seal(self.writer, Kind.STATE, seq, payload)
+        self._upload(str(name), body)
+        self.state.put("state_seq", seq)
+        log.debug("state %d of %d bytes", seq, len(body))
+        self._sweep(self.writer, seq, keep=str(name))
+        # A predecessor's folder is needed until the other end has read it, which it does first.
+        if self.acked() > 0:
+            for older in self._known(self.role):
+                self._sweep(older, None, keep="")
+        return True
+
+    def _sweep(self, writer: Writer, seq: int | None, keep: str) -> None:
+        """Delete objects that a state of ours stands for: packs and states up to `seq`, chunks."""
+        kept = self.outgoing.kept_objects()
+        left = 0
+        for name in self._names(writer):
+            path = f"{writer}/{name}"
+            needed = path in kept if name.kind is Kind.CHUNK else seq is not None and name.seq > seq
+            if needed or str(name) == keep:
+                left += 1
+            else:
+                self.remote.delete(path)
+        if not left and writer != self.writer:
+            self.remote.delete_folder(str(writer))
+
     # Chunks
 
-    def put_chunk(self, payload: bytes) -> str:
+    def put_chunk(self, payload: bytes, *, compress: bool = False) -> str:
         """Upload bytes as a chunk; return the name that a piece gives it."""
         with self._chunk_lock, self.state.transaction():
             seq = int(self.state.get("chunk_seq")) + 1
             self.state.put("chunk_seq", seq)
-        name, body = self.sealer.seal(self.writer, Kind.CHUNK, seq, payload, compress=False)
+        name, body = self.sealer.seal(self.writer, Kind.CHUNK, seq, payload, compress=compress)
         self._upload(str(name), body)
         return f"{self.writer}/{name}"
 

@@ -10,7 +10,9 @@ Logs first, then results and the journal, then the status, then files. Two rules
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
 
 from protocol.journal import JournalRecord
 from protocol.messages import Journal, Message, RunEnded
@@ -20,6 +22,7 @@ from syncd.files import LocalFiles
 from syncd.records import JournalFile, ResultsFile
 from syncd.state import State
 from syncd.streams import Tails
+from syncd.unacked import Unacked
 
 CHAMPION = "store/champion/"
 
@@ -35,14 +38,18 @@ class WorkerOutgoing:
         journal: JournalFile,
         results: ResultsFile,
         tails: Tails,
+        unacked: Unacked,
         local: LocalFiles,
+        put_chunk: Callable[[bytes], str],
     ) -> None:
         self._layout = layout
         self._state = state
         self._journal = journal
         self._results = results
         self._tails = tails
+        self._unacked = unacked
         self._local = local
+        self._put_chunk = put_chunk
         self._scans = (0, 0)
         self._lock = threading.Lock()
         # For each run that has ended: the scan of files that must be over before it is said.
@@ -62,12 +69,13 @@ class WorkerOutgoing:
         parts = path.split("/")
         return len(parts) > 3 and parts[:2] == ["in", "artifacts"] and parts[2] in self._after_scan
 
-    def collect(self, budget: int) -> list[Message]:
+    def collect(self, seq: int, budget: int) -> list[Message]:
         """Return what is new, as `link.Outgoing` asks for; without the status."""
         records = self._records(budget)
         messages: list[Message] = []
         for path in self.growing():
             appends = self._tails.collect(path, budget, terminal=path.count("/") == 1)
+            self._unacked.note(seq, appends)
             messages += appends
             budget -= sum(len(message.blob) for message in appends)
         if budget > 0:
@@ -87,6 +95,31 @@ class WorkerOutgoing:
         """Whether a record was collected."""
         place = self._journal.place(record)
         return place <= int(self._state.get("journal_sent", 0)) and place not in self.held()
+
+    # States
+
+    def pack_up(self, acked: int) -> None:
+        """See `link.Outgoing`."""
+        self._unacked.pack_up(acked, self._put_chunk)
+        self._local.pack_up()
+
+    def restate(self) -> list[Message]:
+        """See `link.Outgoing`."""
+        held, sent = set(self.held()), int(self._state.get("journal_sent", 0))
+        messages: list[Message] = [*self._local.restate(), *self._unacked.restate()]
+        for place, record in self._journal.since(0, sys.maxsize):
+            if place <= sent and place not in held:
+                messages += self._said(record)
+        return messages
+
+    def kept_objects(self) -> set[str]:
+        """See `link.Outgoing`."""
+        return self._unacked.objects() | self._local.objects()
+
+    def _said(self, record: JournalRecord) -> list[Message]:
+        """A record as it is said: a run's result before its end."""
+        run = self._results.get(record.run_id) if record.state is CommandState.ENDED else None
+        return [*([RunEnded(record=run)] if run else []), Journal(record=record)]
 
     # Records
 
@@ -109,12 +142,7 @@ class WorkerOutgoing:
             self._state.put("journal_sent", new[-1][0])
         if waiting != self.held():
             self._state.put("journal_held", waiting)
-        messages: list[Message] = []
-        for _, record in ready:
-            if record.state is CommandState.ENDED and (run := self._results.get(record.run_id)):
-                messages.append(RunEnded(record=run))
-            messages.append(Journal(record=record))
-        return messages
+        return [message for _, record in ready for message in self._said(record)]
 
     def _waits_for_files(self, record: JournalRecord) -> bool:
         if record.state is not CommandState.ENDED or not record.attempt:

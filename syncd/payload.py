@@ -8,14 +8,18 @@ the worker is a link to the newest.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
-import time
-from collections.abc import Collection
+import sys
+import threading
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
-from protocol.errors import ConfigError, DataError, UserError
+from protocol.errors import ConfigError, DataError, RefusedError, UserError
+from protocol.logs import one_line
 from protocol.messages import Content, FileEntry, Message, Snapshot
 from protocol.names import safe_relative
 from protocol.publish import fsync_dir, make_dirs, temporary_beside
@@ -23,9 +27,14 @@ from protocol.snapshots import decode_snapshot, encode_snapshot
 from protocol.stages import Stage, parse_stages
 from syncd.contents import INLINE_BYTES, Contents, file_sha256
 from syncd.files import Found, walk
+from syncd.remote import NotFound
 from syncd.state import State
 
+log = logging.getLogger("syncd")
+
 STAGES_FILE = "stages.toml"
+MAX_LOOKS = 5
+TICK_SECONDS = 2.0
 
 
 def read_stages(folder: Path) -> dict[str, Stage]:
@@ -44,6 +53,18 @@ def read_stages(folder: Path) -> dict[str, Stage]:
         raise ConfigError("read the stages", path=path, why=error.strerror or str(error)) from error
 
 
+class Ready(IntEnum):
+    """How far a snapshot of serve/ is on its way. Of the newer ones each stands for the older."""
+
+    GIVEN_UP = -1  # a file of it was changed before it was sent; the next scan makes a newer one
+    NOTED = 0
+    COMPLETE = 1  # its larger contents are on the remote
+    SENT = 2
+
+
+_PENDING = (Ready.NOTED, Ready.COMPLETE)
+
+
 class ServedFolder:
     """The controller's side: `serve/` is watched, and what it is goes out as snapshots."""
 
@@ -51,6 +72,7 @@ class ServedFolder:
         self._state = state
         self._root = root
         self._contents = contents
+        self._lock = threading.Lock()
         self.problems: dict[str, str] = {}
 
     def scan(self) -> int:
@@ -59,16 +81,10 @@ class ServedFolder:
         Nothing new is noted while stages.toml is wrong, which raises ConfigError, so that a worker
         never sees it half-edited.
         """
-        problems: dict[str, str] = {}
-        entries: list[FileEntry] = []
-        for found in walk(self._root, "serve"):
-            path = found.path.removeprefix("serve/")
-            try:
-                safe_relative(path)
-                entries.append(self._entry(found, path))
-            except (OSError, UserError) as error:
-                problems[found.path] = f"not served: {error}"
-        self.problems = problems
+        with self._lock:  # what one thread saw earlier must not be noted after what another saw
+            return self._note(self._look())
+
+    def _note(self, entries: list[FileEntry]) -> int:
         with self._state.transaction():
             newest = self._newest()
             if not entries and newest is None:
@@ -78,47 +94,92 @@ class ServedFolder:
                 return newest[0]
             read_stages(self._root / "serve")
             self._state.run(
-                "INSERT INTO snapshots VALUES (?, ?, ?, 0)",
+                "INSERT INTO snapshots VALUES (?, ?, ?, ?)",
                 snapshot.order,
                 snapshot.id,
                 snapshot.blob,
+                Ready.NOTED,
             )
         return snapshot.order
 
-    def _newest(self) -> tuple[int, str] | None:
-        row = self._state.row("SELECT place, id FROM snapshots ORDER BY place DESC LIMIT 1")
-        return (int(row[0]), str(row[1])) if row else None
+    def _look(self) -> list[FileEntry]:
+        """Return the files as they are at one moment: again, if some changed meanwhile."""
+        problems: dict[str, str] = {}
+        found = list(walk(self._root, "serve", problems))
+        for _ in range(MAX_LOOKS):
+            entries = self._entries(found, problems)
+            before, problems_again = found, dict[str, str]()
+            found = list(walk(self._root, "serve", problems_again))
+            if found == before:
+                break
+            problems = problems_again
+        for path, why in problems.items():
+            if self.problems.get(path) != why:
+                log.warning("%s: %s", path, why)
+        self.problems = problems
+        return entries
 
-    def _entry(self, found: Found, path: str) -> FileEntry:
-        key = (found.size, found.mtime_ns, found.inode)
+    def _entries(self, files: Sequence[Found], problems: dict[str, str]) -> list[FileEntry]:
+        entries: list[FileEntry] = []
+        hashed: list[tuple[Found, str]] = []
+        for found in files:
+            path = found.path.removeprefix("serve/")
+            try:
+                safe_relative(path)
+                sha256 = self._known_hash(found)
+                if sha256 is None:
+                    sha256 = file_sha256(self._root / found.path)
+                    hashed.append((found, sha256))
+                mode = 0o755 if found.mode & 0o100 else 0o644
+                entries.append(FileEntry(path=path, size=found.size, mode=mode, sha256=sha256))
+            except (OSError, UserError) as error:
+                problems[one_line(found.path)] = f"not served: {error}"
+        with self._state.transaction():
+            for found, sha256 in hashed:
+                self._keep_hash(found, sha256)
+        return entries
+
+    def _known_hash(self, found: Found) -> str | None:
+        # A file that changed in the tick in which it was hashed may have changed once more.
+        if not found.settled(TICK_SECONDS):
+            return None
         row = self._state.row(
-            "SELECT size, mtime_ns, inode, sha256 FROM local_files WHERE path = ?", found.path
+            "SELECT sha256 FROM local_files WHERE path = ? AND size = ? AND changed_ns = ?"
+            " AND inode = ?",
+            found.path,
+            found.size,
+            found.changed_ns,
+            found.inode,
         )
-        # A file that was touched in the same tick as it was hashed may have changed since.
-        if row and row[:3] == key and time.time_ns() - found.mtime_ns > 2e9:
-            sha256 = str(row[3])
-        else:
-            sha256 = file_sha256(self._root / found.path)
-            self._state.run(
-                "INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?, ?, ?, 1)",
-                found.path,
-                *key,
-                found.mode,
-                sha256,
-            )
-        mode = 0o755 if found.mode & 0o100 else 0o644
-        return FileEntry(path=path, size=found.size, mode=mode, sha256=sha256)
+        return str(row[0]) if row else None
+
+    def _keep_hash(self, found: Found, sha256: str) -> None:
+        self._state.run(
+            "INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?, ?, ?, 1)",
+            found.path,
+            found.size,
+            found.changed_ns,
+            found.inode,
+            found.mode,
+            sha256,
+        )
+
+    def _newest(self) -> tuple[int, str] | None:
+        """The order and id of the newest snapshot; one that was given up is equal to none."""
+        row = self._state.row("SELECT place, id, ready FROM snapshots ORDER BY place DESC LIMIT 1")
+        if row is None:
+            return None
+        return int(row[0]), "" if row[2] == Ready.GIVEN_UP else str(row[1])
 
     def pending(self) -> bool:
         """Whether a snapshot waits to be sent."""
-        return self._state.row("SELECT 1 FROM snapshots WHERE ready < 2") is not None
+        row = self._state.row("SELECT 1 FROM snapshots WHERE ready IN (?, ?)", *_PENDING)
+        return row is not None
 
     def upload(self) -> None:
         """Bring the larger contents of the newest snapshot to the remote; may take long."""
-        row = self._state.row(
-            "SELECT place, files FROM snapshots WHERE ready = 0 ORDER BY place DESC LIMIT 1"
-        )
-        if row is None:
+        row = self._state.row("SELECT MAX(place) FROM snapshots WHERE ready = ?", Ready.NOTED)
+        if row is None or row[0] is None:
             return
         snapshot = load_snapshot(self._state, int(row[0]))
         for entry in decode_snapshot(snapshot):
@@ -126,10 +187,15 @@ class ServedFolder:
                 try:
                     self._contents.upload(self._root / "serve" / entry.path, entry.sha256)
                 except (OSError, DataError):
-                    return  # it changed: the next scan makes a newer snapshot
-        # Ready is 1 when it can be sent, 2 when it was. What is older and not ready never will be.
-        self._state.run("UPDATE snapshots SET ready = 1 WHERE place = ?", snapshot.order)
-        self._state.run("DELETE FROM snapshots WHERE ready = 0 AND place < ?", snapshot.order)
+                    self._mark(snapshot.order, Ready.GIVEN_UP)
+                    return
+        self._mark(snapshot.order, Ready.COMPLETE)
+        self._state.run(
+            "DELETE FROM snapshots WHERE ready = ? AND place < ?", Ready.NOTED, snapshot.order
+        )
+
+    def _mark(self, order: int, ready: Ready) -> None:
+        self._state.run("UPDATE snapshots SET ready = ? WHERE place = ?", ready, order)
 
     def collect(self, budget: int) -> list[Message]:
         """Return contents that the snapshot sent before did not have, and then the snapshot.
@@ -137,12 +203,12 @@ class ServedFolder:
         The worker drops what a snapshot does not name when that snapshot arrives, so a content
         that comes back is sent again.
         """
-        row = self._state.row("SELECT place FROM snapshots WHERE ready = 1 ORDER BY place LIMIT 1")
-        if row is None:
+        row = self._state.row("SELECT MIN(place) FROM snapshots WHERE ready = ?", Ready.COMPLETE)
+        if row is None or row[0] is None:
             return []
         snapshot = load_snapshot(self._state, int(row[0]))
         files = decode_snapshot(snapshot)
-        sent = self._state.row("SELECT MAX(place) FROM snapshots WHERE ready = 2")
+        sent = self._state.row("SELECT MAX(place) FROM snapshots WHERE ready = ?", Ready.SENT)
         there = self._hashes(int(sent[0])) if sent and sent[0] else set()
         order, start = self._state.get("serving", [0, 0])
         start = start if order == snapshot.order else 0
@@ -158,15 +224,48 @@ class ServedFolder:
             content = self._contents.message(
                 self._root / "serve" / entry.path, entry.sha256, entry.size
             )
-            if content is None:  # it changed since: the next scan makes a newer snapshot
-                self._state.run("DELETE FROM snapshots WHERE place = ?", snapshot.order)
+            if content is None:
+                self._mark(snapshot.order, Ready.GIVEN_UP)
                 return messages
             messages.append(content)
             budget -= 512 + len(content.blob)
         messages.append(snapshot)
-        self._state.run("UPDATE snapshots SET ready = 2 WHERE place = ?", snapshot.order)
-        self._state.run("DELETE FROM snapshots WHERE place < ?", snapshot.order)
+        self._mark(snapshot.order, Ready.SENT)
+        self._state.run(
+            "DELETE FROM snapshots WHERE place < ? AND ready != ?", snapshot.order, Ready.SENT
+        )
         return messages
+
+    def pack_up(self, wanted: Collection[int]) -> None:
+        """Forget snapshots that are neither the newest nor in `wanted`, which runs still use, and
+        bring contents of the others to the remote as chunks."""
+        kept = {*wanted, *self._sent()[-1:]}
+        with self._state.transaction():
+            for order in set(self._sent()) - kept:
+                self._state.run("DELETE FROM snapshots WHERE place = ?", order)
+        # Contents of one that is not sent yet may be on the remote already.
+        rows = self._state.rows("SELECT place FROM snapshots")
+        self._contents.pack_up({sha256 for (order,) in rows for sha256 in self._hashes(order)})
+
+    def restate(self) -> list[Message]:
+        """Return messages for the snapshots that were sent, each after its contents.
+
+        A content that cannot be had any more belongs to a file that has changed: a newer snapshot
+        is on its way.
+        """
+        messages: list[Message] = []
+        for order in self._sent():
+            snapshot = load_snapshot(self._state, order)
+            files = {entry.sha256: entry for entry in decode_snapshot(snapshot)}
+            contents = [self._contents.again(e.sha256, e.size) for e in files.values()]
+            messages += [*(content for content in contents if content is not None), snapshot]
+        return messages
+
+    def _sent(self) -> list[int]:
+        rows = self._state.rows(
+            "SELECT place FROM snapshots WHERE ready = ? ORDER BY place", Ready.SENT
+        )
+        return [int(order) for (order,) in rows]
 
     def _hashes(self, order: int) -> set[str]:
         files = decode_snapshot(load_snapshot(self._state, order))
@@ -245,17 +344,18 @@ class PayloadStore:
         """
         rows = self._state.rows("SELECT place FROM snapshots WHERE ready = 0 ORDER BY place DESC")
         newest = self._state.row("SELECT MAX(place) FROM snapshots")
+        problems: list[str] = []
         for (order,) in rows:
             if newest and order != newest[0] and order not in wanted:
                 continue
             snapshot = load_snapshot(self._state, int(order))
             try:
                 self._unpack(snapshot)
-            except (DataError, OSError) as error:
-                self.problem = f"payload {snapshot.order} is not unpacked: {error}"
+            except (NotFound, DataError, RefusedError, OSError) as error:
+                problems.append(f"payload {snapshot.order} is not unpacked: {error}")
                 continue
-            self.problem = ""
             self._state.run("UPDATE snapshots SET ready = 1 WHERE place = ?", snapshot.order)
+        self.problem = "; ".join(problems)
         self._point_to_newest()
 
     def _unpack(self, snapshot: Snapshot) -> None:
@@ -264,10 +364,11 @@ class PayloadStore:
         try:
             for entry in decode_snapshot(snapshot):
                 path = building / entry.path
-                make_dirs(path.parent)
-                self._contents.place(entry.sha256, path, mode=entry.mode)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._contents.write(entry.sha256, path, mode=entry.mode)
             shutil.rmtree(target, ignore_errors=True)
             make_dirs(building)
+            _sync()  # once for all: thousands of small files would each take milliseconds
             os.replace(building, target)
             fsync_dir(target.parent)
         finally:
@@ -296,3 +397,9 @@ class PayloadStore:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self._payload(order, snapshot_id).folder)
             self._state.run("DELETE FROM snapshots WHERE place = ?", order)
+
+
+def _sync() -> None:
+    """Make all that was written durable. Windows has no such call, and no worker runs there."""
+    if sys.platform != "win32":
+        os.sync()

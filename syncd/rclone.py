@@ -28,6 +28,7 @@ from syncd.rclone_errors import Fatal, Transient, from_answer, shown, where
 from syncd.rclone_process import START_SECONDS, RcloneProcess
 
 PROBE_SECONDS = 15.0  # between looks at whether an rclone that takes its time still answers
+ANSWER_SECONDS = 10.0  # that it has for showing it
 READ_SECONDS = 120.0
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 
@@ -162,7 +163,7 @@ class Rclone:
         headers = {**request.headers, **self._process.endpoint.headers()}
         connection.request(request.method, request.target, request.body, headers)
         while not wait_readable([connection.sock], min(PROBE_SECONDS, _left(deadline))):
-            self._process.kill_if_silent(process, PROBE_SECONDS)
+            self._process.kill_if_silent(process, ANSWER_SECONDS)
             if time.monotonic() >= deadline:
                 raise TimeoutError
 

@@ -6,20 +6,50 @@ the same records, which tells apart those that are new, and lets a damaged file 
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from pathlib import Path
 
 from protocol.errors import DataError
 from protocol.journal import JournalRecord, advance, fold, parse_journal, parse_record
-from protocol.publish import append_durable, drop_torn_line, publish_bytes
+from protocol.publish import append_durable, publish_bytes, rename_durable
 from protocol.results import Results, RunRecord
 from protocol.schema import decode
 from protocol.states import State as CommandState
 from syncd.state import State
 
 log = logging.getLogger("syncd")
+
+
+class Newest(Mapping[int, JournalRecord]):
+    """Every command's newest record. One thread may go through it while another adds."""
+
+    def __init__(self, records: Iterable[JournalRecord]) -> None:
+        self._records = fold(records)
+
+    def __getitem__(self, number: int) -> JournalRecord:
+        return self._records[number]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    # Copying a dict is one step of the interpreter; going through it is not.
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._records.copy())
+
+    def values(self) -> ValuesView[JournalRecord]:
+        return self._records.copy().values()
+
+    def items(self) -> ItemsView[int, JournalRecord]:
+        return self._records.copy().items()
+
+    def advance(self, record: JournalRecord) -> None:
+        """Take in one more record."""
+        advance(self._records, record)
 
 
 class JournalFile:
@@ -29,48 +59,70 @@ class JournalFile:
         self._state = state
         self._path = path
         self._reconcile()
-        rows = state.rows("SELECT record FROM journal ORDER BY place")
-        self.newest = fold(parse_record(row[0].encode()) for row in rows)
 
     def _reconcile(self) -> None:
         """Make file and state agree after a crash or an edit by hand: records are never lost."""
-        drop_torn_line(self._path)
-        data = self._path.read_bytes() if self._path.exists() else b""
-        records, problems = parse_journal(data)
-        with self._state.transaction():
-            for record in records:
-                self._insert(record)
-        kept = [row[0].encode() for row in self._state.rows(_RECORDS)]
-        if problems or len(kept) != len(records):
+        data = self._path.read_bytes() if self._path.is_file() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        kept, why = self._text(), "it is not what was recorded"
+        if whole.startswith(kept):
+            # A record is in the file before the state is sure of it.
+            records, problems = parse_journal(whole[len(kept) :])
+            with self._state.transaction():
+                for record in records:
+                    self._insert(record)
             if problems:
-                _set_aside(self._path, data, f"line {problems[0].line_number}: {problems[0].why}")
-            publish_bytes(self._path, b"".join(kept))
+                at = kept.count(b"\n") + problems[0].line_number
+                why = f"line {at}: {problems[0].why}"
+            kept = self._text()
+        if whole != kept:
+            _set_aside(self._path, why)
+        if data != kept:
+            publish_bytes(self._path, kept)
+        self._load()
+
+    def _text(self) -> bytes:
+        return b"".join(row[0].encode() for row in self._state.rows(_RECORDS))
+
+    def _load(self) -> None:
+        rows = self._state.rows(_RECORDS)
+        self.newest = Newest(parse_record(row[0].encode()) for row in rows)
+        self._length = sum(len(row[0]) for row in rows)
 
     def _insert(self, record: JournalRecord) -> bool:
-        key = json.dumps(record.key)
-        if self._state.row("SELECT 1 FROM journal WHERE key = ?", key):
-            return False
-        self._state.run(
-            "INSERT INTO journal SELECT ?, COALESCE(MAX(place), 0) + 1, ? FROM journal",
-            key,
+        changed = self._state.run(
+            "INSERT OR IGNORE INTO journal (key, record) VALUES (?, ?)",
+            json.dumps(record.key),
             record.encode().decode("ascii"),
         )
-        return True
+        return changed > 0
 
     def add(self, record: JournalRecord) -> bool:
         """Record a step, durably in both; return whether it was new."""
+        line = record.encode()
         with self._state.transaction():
+            self._state.on_rollback(self._load)
+            if not self._agrees():
+                self._reconcile()
             if not self._insert(record):
                 return False
-            append_durable(self._path, record.encode())
-        advance(self.newest, record)
+            append_durable(self._path, line)
+            self._length += len(line)
+            self.newest.advance(record)
         return True
+
+    def _agrees(self) -> bool:
+        """Whether the file is as long as it was left. An edit, or a rollback, changes that."""
+        try:
+            return self._path.stat().st_size == self._length
+        except FileNotFoundError:
+            return self._length == 0
 
     def since(self, place: int, budget: int) -> list[tuple[int, JournalRecord]]:
         """Return records after `place`, with their places, up to `budget` bytes of them."""
         found: list[tuple[int, JournalRecord]] = []
         for at, text in self._state.rows(
-            "SELECT place, record FROM journal WHERE place > ? ORDER BY place LIMIT 10000", place
+            "SELECT place, record FROM journal WHERE place > ? ORDER BY place", place
         ):
             budget -= len(text)
             if found and budget < 0:
@@ -111,6 +163,8 @@ class ResultsFile:
     def __init__(self, state: State, path: Path) -> None:
         self._state = state
         self._path = path
+        self._written: tuple[int, int, int] | None = None
+        self._stale = True
         self.publish()
 
     def add(self, run: RunRecord) -> bool:
@@ -120,10 +174,9 @@ class ResultsFile:
         if row and row[0] == text:
             return False
         self._state.run(
-            "INSERT OR REPLACE INTO runs SELECT ?, COALESCE(MAX(place), 0) + 1, ? FROM runs",
-            run.run_id,
-            text,
+            "INSERT OR REPLACE INTO runs (run_id, record) VALUES (?, ?)", run.run_id, text
         )
+        self._stale = True
         return True
 
     def get(self, run_id: str) -> RunRecord | None:
@@ -133,14 +186,26 @@ class ResultsFile:
 
     def publish(self) -> None:
         """Write the file if it is not what the state says; a copy edited by hand is kept aside."""
-        wanted = Results(run for _, run in self.since(0))
+        untouched = self._written is not None and self._written == self._look()
+        if untouched and not self._stale:
+            return
+        if not untouched:
+            try:
+                Results.load(self._path)
+            except DataError as error:
+                _set_aside(self._path, error.why)
+        # Before it is read: what another thread adds from here on is for its own publishing.
+        self._stale = False
+        Results(run for _, run in self.since(0)).save(self._path)
+        self._written = self._look()
+
+    def _look(self) -> tuple[int, int, int] | None:
+        """What shows that the file is the one that was written."""
         try:
-            found = Results.load(self._path)
-            if found.runs == wanted.runs:
-                return
-        except DataError as error:
-            _set_aside(self._path, self._path.read_bytes(), error.why)
-        wanted.save(self._path)
+            found = self._path.stat()
+        except OSError:
+            return None
+        return (found.st_size, found.st_mtime_ns, found.st_ino)
 
     def since(self, place: int) -> list[tuple[int, RunRecord]]:
         """Return records that changed after `place`, with their places."""
@@ -150,7 +215,12 @@ class ResultsFile:
         return [(int(at), decode(RunRecord, json.loads(text))) for at, text in rows]
 
 
-def _set_aside(path: Path, data: bytes, why: str) -> None:
-    aside = path.with_name(f"{path.name}.edited-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
-    publish_bytes(aside, data)
+def _set_aside(path: Path, why: str) -> None:
+    """Move a file that someone changed out of the way, under a name that nothing has."""
+    if not path.exists():
+        return
+    stem = f"{path.name}.edited-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+    names = itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
+    aside = next(a for a in map(path.with_name, names) if not a.exists())
+    rename_durable(path, aside)
     log.warning("%s was changed by hand (%s): kept as %s, written anew", path, why, aside.name)

@@ -19,6 +19,7 @@ from protocol.states import Result, State
 
 GPU_TOLERANCE = 1e-9
 MAX_BACKOFF_SECONDS = 300.0
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,13 @@ class Plan:
 
 def backoff(attempts: int) -> float:
     """Return the seconds to wait before another attempt: 1, 2, 4, ... up to five minutes."""
-    return min(2.0 ** max(attempts - 1, 0), MAX_BACKOFF_SECONDS)
+    return min(2.0 ** min(max(attempts - 1, 0), 60), MAX_BACKOFF_SECONDS)
+
+
+def _names(entries: Sequence[Entry]) -> str:
+    named = ", ".join(entry.run_id for entry in entries[:MAX_NAMED])
+    more = len(entries) - MAX_NAMED
+    return f"{named} and {more} more" if more > 0 else named
 
 
 class _Planner:
@@ -129,11 +136,13 @@ class _Planner:
         now: float,
     ) -> None:
         self.entries = sorted(entries, key=lambda entry: entry.number)
-        self.runs_before: dict[str, Entry] = {}
         self.payloads = payloads
         self.policy = policy
         self.now = now
-        self.busy = {e.stage for e in entries if e.alive}
+        self.runs_before: dict[str, Entry] = {}
+        self.open_before: dict[str, list[Entry]] = {}
+        self.stops = self._pending_stops()
+        self.holders = self._holders()
         self.free = 1.0 - sum(shares.get(e.number, 0.0) for e in entries if e.alive)
         self.ended: dict[int, Result] = {
             e.number: e.result for e in entries if e.state is State.ENDED and e.result
@@ -141,10 +150,31 @@ class _Planner:
         self.actions: list[Action] = []
         self.waits: dict[int, str] = {}
 
+    def _pending_stops(self) -> dict[int, Entry]:
+        """The stop: line that reaches each run, by the run's number: the first one after it."""
+        found: dict[int, Entry] = {}
+        next_stop: dict[str, Entry] = {}
+        for entry in reversed(self.entries):
+            if isinstance(entry.command, StopCommand) and not entry.error:
+                if entry.state is not State.ENDED:
+                    next_stop[entry.stage] = entry
+            elif isinstance(entry.command, RunCommand) and entry.stage in next_stop:
+                found[entry.number] = next_stop[entry.stage]
+        return found
+
+    def _holders(self) -> dict[str, int]:
+        """The command that each stage is taken by: one run at a time, its retries included."""
+        begun = [e for e in self.entries if e.state in (State.CLAIMED, State.STARTED)]
+        runs = [e for e in begun if not isinstance(e.command, StopCommand)]
+        held = {e.stage: e.number for e in reversed(runs)}
+        return held | {e.stage: e.number for e in runs if e.alive}
+
     def plan(self) -> Plan:
         for entry in self.entries:
             if entry.number not in self.ended:
                 self._consider(entry)
+                if isinstance(entry.command, RunCommand):
+                    self.open_before.setdefault(entry.stage, []).append(entry)
             if isinstance(entry.command, RunCommand):
                 self.runs_before[entry.stage] = entry
         return Plan(actions=tuple(self.actions), waits=self.waits)
@@ -152,12 +182,18 @@ class _Planner:
     def _end(self, entry: Entry, result: Result, cause: str) -> None:
         self.actions.append(End(entry.number, result, cause))
         self.ended[entry.number] = result
+        if self.holders.get(entry.stage) == entry.number:
+            del self.holders[entry.stage]
 
     def _consider(self, entry: Entry) -> None:
-        if entry.error or entry.command is None:
+        stop = self.stops.get(entry.number)
+        if entry.alive:
+            if stop and stop.state is State.QUEUED:
+                self.actions.append(Stop(entry.number))
+        elif entry.error or entry.command is None:
             self._end(entry, Result.REFUSED, entry.error or "not a command")
-        elif entry.alive:
-            return
+        elif stop:
+            self._end(entry, Result.STOPPED, f"by command {stop.number}, {stop.line}")
         elif isinstance(entry.command, StopCommand):
             self._stop(entry)
         elif isinstance(entry.command, ShellCommand):
@@ -166,45 +202,41 @@ class _Planner:
             self._run(entry)
 
     def _stop(self, entry: Entry) -> None:
-        stopped = []
-        for other in self.entries:
-            if other.number >= entry.number:
-                break
-            hit = isinstance(other.command, RunCommand) and other.stage == entry.stage
-            if not hit or other.number in self.ended:
-                continue
-            stopped.append(other.run_id)
-            if other.alive:
-                self.actions.append(Stop(other.number))
-            else:
-                self._end(other, Result.STOPPED, f"by line {entry.number} of the queue")
-                self.waits.pop(other.number, None)
-                self._undo_start(other)
-        told = ", ".join(stopped) if stopped else "nothing to stop"
-        self._end(entry, Result.SUCCESS, told)
+        """End a stop: line once nothing that it reaches is alive.
 
-    def _undo_start(self, entry: Entry) -> None:
-        """Take back a start that this very plan made for a run that a later line stops."""
-        self.actions = [
-            a for a in self.actions if not (isinstance(a, Start) and a.number == entry.number)
-        ]
+        It is claimed when the living were asked. Until they have ended it goes on: one that ends
+        by itself just then, and would be tried again, is still stopped.
+        """
+        reached = self.open_before.get(entry.stage, [])
+        alive = self.open_before[entry.stage] = [other for other in reached if other.alive]
+        if alive:
+            if entry.state is State.QUEUED:
+                self.actions.append(Claim(entry.number))
+            self.waits[entry.number] = f"{_names(alive)} to end"
+        elif reached:
+            self._end(entry, Result.SUCCESS, f"stopped {_names(reached)}")
+        elif entry.state is State.QUEUED:
+            self._end(entry, Result.SUCCESS, "nothing to stop")
+        else:
+            self._end(entry, Result.SUCCESS, "what was alive has ended")
 
     def _shell(self, entry: Entry) -> None:
+        holder = self.holders.get(SHELL_STAGE, entry.number)
         if not self.policy.shell:
             self._end(entry, Result.REFUSED, "this worker's policy allows no sh: commands")
         elif entry.inherited and entry.state is not State.QUEUED:
             self._end(entry, Result.LOST, "the worker that had claimed it is gone")
-        elif SHELL_STAGE in self.busy:
+        elif entry.state is State.STARTED:
+            self._end(entry, Result.LOST, "its process is gone")
+        elif holder != entry.number:
             self.waits[entry.number] = "an earlier sh: command"
         elif entry.state is State.QUEUED:
-            self.busy.add(SHELL_STAGE)
+            self.holders[SHELL_STAGE] = entry.number
             self.actions.append(Claim(entry.number))
         elif not entry.published:
             # At most once, on whatever machine: nobody else may find it unclaimed.
-            self.busy.add(SHELL_STAGE)
             self.waits[entry.number] = "its claim to reach the remote"
         else:
-            self.busy.add(SHELL_STAGE)
             self.actions.append(Start(entry.number, self._newest(0)))
 
     def _newest(self, at_least: int) -> int:
@@ -231,7 +263,7 @@ class _Planner:
         if wait := self._wait_for_room(entry, stage):
             self.waits[entry.number] = wait
             return None
-        self.busy.add(entry.stage)
+        self.holders[entry.stage] = entry.number
         self.free -= stage.gpu
         self.actions.append(Start(entry.number, payload.order, after))
         return None
@@ -263,8 +295,8 @@ class _Planner:
     def _wait_for_room(self, entry: Entry, stage: Stage) -> str:
         if entry.not_before > self.now:
             return f"another attempt in {math.ceil(entry.not_before - self.now)} s"
-        if entry.stage in self.busy:
-            return f"an earlier run of {entry.stage}"
+        if self.holders.get(entry.stage, entry.number) != entry.number:
+            return f"another run of {entry.stage}"
         if stage.gpu > self.free + GPU_TOLERANCE:
             return f"its share of the GPU, {stage.gpu:g}, of which {max(self.free, 0):g} is free"
         return ""

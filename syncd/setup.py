@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -9,7 +11,15 @@ from protocol.errors import ConfigError, UsageError
 from protocol.paths import Layout
 from protocol.publish import make_dirs, publish_bytes
 from protocol.wire import Role
-from syncd.config import Key, Settings, load_key, make_private, toml_text
+from syncd.config import (
+    Key,
+    Settings,
+    load_key,
+    load_settings,
+    make_private,
+    read_key,
+    toml_text,
+)
 
 QUEUE_START = b"""\
 # One command a line, appended at the end: run:<stage>, stop:<stage>, sh:<base64>.
@@ -39,36 +49,73 @@ def initialise(
     """
     if unsealed and key_file:
         raise UsageError("syncd init", why="--unsealed and --key-file do not go together")
+    if unsealed and layout.key.exists():
+        raise UsageError(
+            "syncd init",
+            path=layout.key,
+            why="--unsealed, and there is a key, which would be used",
+            hint="Move it away, at both ends, to do without.",
+        )
     settings = Settings(role=role, remote=_absolute(remote), rclone_config=rclone_config)
     key = None if unsealed else _key(layout, role, key_file)
+    _check_role(layout, role)
+    try:
+        _write(layout, settings, key)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError("syncd init", path=error.filename or layout.root, why=why) from error
+    return _told(layout, settings, key)
+
+
+def _check_role(layout: Layout, role: Role) -> None:
+    """An end that was at work stays the end that it is: its state says what it sent and read."""
+    if not (layout.private / "state.db").exists() or not layout.settings.exists():
+        return
+    known = load_settings(layout, {}, {}).role
+    if known is not role:
+        raise UsageError(
+            "syncd init",
+            path=layout.root,
+            why=f"it is the {known}'s end, and has been at work",
+            hint=f"Make the {role}'s end in another folder.",
+        )
+
+
+def _write(layout: Layout, settings: Settings, key: Key | None) -> None:
     make_dirs(layout.root)
     make_private(layout)
     if key:
         key.save(layout)
     publish_bytes(layout.settings, toml_text(settings).encode("utf-8"))
     make_dirs(layout.inbox)
-    if role is Role.CONTROLLER:
+    if settings.role is Role.CONTROLLER:
         make_dirs(layout.serve)
         if not any(layout.serve.iterdir()):
             publish_bytes(layout.serve / "stages.toml", STAGES_START)
         if not layout.queue.exists():
             publish_bytes(layout.queue, QUEUE_START)
-    return _told(layout, settings, key)
 
 
 def _absolute(remote: str) -> str:
-    """A local folder is meant from here, wherever the daemon is started later."""
-    local = ":" not in remote or (len(remote) > 1 and remote[1] == ":" and remote[0].isalpha())
-    return str(Path(remote).expanduser().resolve()) if local and remote else remote
+    """Return a local folder as it is meant from here, wherever the daemon is started later.
+
+    A name before a colon is a remote's, as rclone reads it; a slash before it makes it a path, and
+    so does a drive's letter on Windows.
+    """
+    remote = remote.strip()
+    drive = os.name == "nt" and re.match(r"[A-Za-z]:", remote)
+    named = not drive and re.match(r"[^:,/\\]*[:,].*", remote) and ":" in remote
+    if named or not remote:
+        return remote
+    try:
+        return str(Path(remote).expanduser().resolve())
+    except RuntimeError as error:
+        raise UsageError("syncd init", path=remote, why=str(error)) from error
 
 
 def _key(layout: Layout, role: Role, key_file: Path | None) -> Key:
     if key_file is not None:
-        try:
-            text = sys.stdin.read() if str(key_file) == "-" else key_file.read_text("ascii")
-        except (OSError, ValueError) as error:
-            raise ConfigError("read the key", path=key_file, why=str(error)) from error
-        return Key.parse(text)
+        return Key.parse(sys.stdin.read()) if str(key_file) == "-" else read_key(key_file)
     key = load_key(layout)
     if key is not None:
         return key

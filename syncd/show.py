@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protocol.logs import stamp
+from protocol.logs import one_line, stamp
 from protocol.results import RunRecord
 from protocol.states import Result, State
 from protocol.status import Status, duration, render_status, shown
@@ -32,6 +32,19 @@ _STYLES = {
 COMMANDS_SHOWN = 20
 
 
+def plain_console(*, stderr: bool = False) -> Console:
+    """Return a console that prints text as it is: no markup, no emoji, no guessed highlights."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def _table(*columns: str, whole: int) -> Table:
+    """Return a table without lines, the first `whole` columns of which are never folded."""
+    table = Table(box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=place < whole)
+    return table
+
+
 def _state(state: State, result: Result | None) -> Text:
     if result is not None:
         return Text(str(result), style=_STYLES[result])
@@ -40,15 +53,13 @@ def _state(state: State, result: Result | None) -> Text:
 
 def print_status(commands: Sequence[CommandView], worker: Status | None) -> None:
     """Print the newest commands and the worker's status."""
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for column in ("no.", "command", "state", "cause"):
-        table.add_column(column, overflow="fold")
+    console = plain_console()
+    table = _table("no.", "command", "state", "cause", whole=3)
     if len(commands) > COMMANDS_SHOWN:
         console.print(f"({len(commands) - COMMANDS_SHOWN} older commands are not shown)")
     for view in commands[-COMMANDS_SHOWN:]:
         state = _state(view.state, view.result)
-        table.add_row(str(view.number), Text(shown(view.line)), state, Text(view.cause))
+        table.add_row(str(view.number), Text(shown(view.line)), state, Text(one_line(view.cause)))
     console.print(table if commands else "The queue has no commands yet.")
     console.print()
     if worker is None:
@@ -59,10 +70,8 @@ def print_status(commands: Sequence[CommandView], worker: Status | None) -> None
 
 def print_results(runs: Sequence[RunRecord], *, detailed: bool) -> None:
     """Print a table of runs; with `detailed`, all that each reported."""
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "result", "took", "ended", "metrics"):
-        table.add_column(column, overflow="fold")
+    console = plain_console()
+    table = _table("run", "result", "took", "ended", "metrics", whole=4)
     for run in runs:
         took = run.ended - run.started if run.ended and run.started else None
         table.add_row(
@@ -70,7 +79,7 @@ def print_results(runs: Sequence[RunRecord], *, detailed: bool) -> None:
             _state(State.ENDED, run.result),
             duration(took) if took is not None else "",
             stamp(run.ended) if run.ended else "",
-            Text(_metrics(run) or run.cause),
+            Text(one_line(_metrics(run) or run.cause)),
         )
     console.print(table if runs else "There are no results yet.")
     if detailed:

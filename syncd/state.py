@@ -12,7 +12,7 @@ import contextlib
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ CREATE TABLE outbox (seq INTEGER PRIMARY KEY, name TEXT NOT NULL, body BLOB NOT 
 CREATE TABLE peers (writer TEXT PRIMARY KEY, next INTEGER NOT NULL, last INTEGER);
 -- Where the bytes of a content lie on the remote: JSON list of pieces.
 CREATE TABLE contents (sha256 TEXT PRIMARY KEY, size INTEGER NOT NULL, pieces TEXT NOT NULL);
+-- The bytes of small contents that arrived and are still to be used.
+CREATE TABLE blobs (
+    owner TEXT NOT NULL, sha256 TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (owner, sha256)
+);
 -- Commands as the controller numbered them.
 CREATE TABLE commands (number INTEGER PRIMARY KEY, message TEXT NOT NULL);
 -- Snapshots of serve/: the controller's and, at the worker, what arrived.
@@ -40,56 +44,97 @@ CREATE TABLE remote_files (
 );
 -- Files of this end, as they were when they were last looked at.
 CREATE TABLE local_files (
-    path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
-    mode INTEGER NOT NULL, sha256 TEXT NOT NULL, sent INTEGER NOT NULL
+    path TEXT PRIMARY KEY, size INTEGER NOT NULL, changed_ns INTEGER NOT NULL,
+    inode INTEGER NOT NULL, mode INTEGER NOT NULL, sha256 TEXT NOT NULL, sent INTEGER NOT NULL
 );
--- Growing files that are sent: how far.
+-- Growing files that are sent: how far, and a digest that tells whether it is still that file.
 CREATE TABLE tails (
     path TEXT NOT NULL, inode INTEGER NOT NULL, stream TEXT NOT NULL, sent INTEGER NOT NULL,
-    PRIMARY KEY (path, inode)
+    mark TEXT NOT NULL, PRIMARY KEY (path, inode)
+);
+-- Segments of growing files that were sent and are not acknowledged yet: the pack, how far.
+CREATE TABLE marks (
+    seq INTEGER NOT NULL, path TEXT NOT NULL, stream TEXT NOT NULL, end INTEGER NOT NULL
+);
+CREATE INDEX marks_of ON marks (path, stream, seq);
+-- The same segments, joined into chunks so that their packs can go: JSON of an append message.
+CREATE TABLE tail_chunks (
+    path TEXT NOT NULL, stream TEXT NOT NULL, end INTEGER NOT NULL, message TEXT NOT NULL
 );
 -- Growing files that are put together: how far the stream was read, how long the file is.
 CREATE TABLE joins (
     path TEXT PRIMARY KEY, stream TEXT NOT NULL, read INTEGER NOT NULL, length INTEGER NOT NULL
 );
--- The journal's records, and results, by what makes them one.
-CREATE TABLE journal (key TEXT PRIMARY KEY, place INTEGER NOT NULL, record TEXT NOT NULL);
-CREATE TABLE runs (run_id TEXT PRIMARY KEY, place INTEGER NOT NULL, record TEXT NOT NULL);
+-- The journal's records, and results, by what makes them one. A place is never given twice.
+CREATE TABLE journal (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, record TEXT NOT NULL
+);
+CREATE TABLE runs (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL UNIQUE, record TEXT NOT NULL
+);
 """
+# What the machine, and not our SQL, is to blame for: the primary result codes of sqlite.org/rescode
+_MACHINE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    }
+)
 
 
 class State:
-    """The open database. Safe to use from several threads; transactions nest."""
+    """The open database. Safe to use from several threads; transactions nest.
+
+    Every method raises DataError where the disk is at fault: full, unreadable, damaged.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or create it. Raises DataError when it cannot be read, or is of a newer version."""
         self.path = path
         self._lock = threading.RLock()
         self._depth = 0
-        try:
+        self._undo: dict[Callable[[], None], None] = {}
+        with self._translated("open the state", "Move it away to start anew from the remote."):
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            path.chmod(0o600)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version == 0:
-                self._db.executescript(
-                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-                )
-            elif version != SCHEMA_VERSION:
-                raise DataError(
-                    "open the state",
-                    path=path,
-                    why=f"it is of version {version}",
-                    hint="Use the syncd that wrote it, or a newer one.",
-                )
-        except sqlite3.Error as error:
+        try:
+            with self._translated("open the state", "Move it away to start anew from the remote."):
+                path.chmod(0o600)
+                self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            self._db.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+        elif version != SCHEMA_VERSION:
             raise DataError(
                 "open the state",
-                path=path,
-                why=str(error),
-                hint="Move it away to start anew from what lies on the remote.",
-            ) from error
+                path=self.path,
+                why=f"it is of version {version}",
+                hint="Use the syncd that wrote it, or a newer one.",
+            )
+
+    @contextlib.contextmanager
+    def _translated(self, what: str = "keep the state", hint: str = "") -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", None)
+            if code is None or code & 0xFF not in _MACHINE:
+                raise
+            raise DataError(what, path=self.path, why=str(error), hint=hint) from error
 
     def close(self) -> None:
         with self._lock:
@@ -100,32 +145,55 @@ class State:
         """Do everything inside durably, or nothing of it. Nested ones join the outer one."""
         with self._lock:
             if self._depth == 0:
-                self._db.execute("BEGIN IMMEDIATE")
+                self._execute("BEGIN IMMEDIATE")
             self._depth += 1
             try:
                 yield
+                if self._depth == 1:
+                    self._execute("COMMIT")
+                    self._undo.clear()
             except BaseException:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._db.execute("ROLLBACK")
+                if self._depth == 1:
+                    self._roll_back()
                 raise
-            self._depth -= 1
-            if self._depth == 0:
-                self._db.execute("COMMIT")
+            finally:
+                self._depth -= 1
 
-    def run(self, sql: str, *values: Any) -> None:
-        """Execute one statement."""
+    def _roll_back(self) -> None:
+        # SQLite itself has rolled back after some errors, a full disk among them.
+        if self._db.in_transaction:
+            self._execute("ROLLBACK")
+        undo, self._undo = self._undo, {}
+        for each in undo:
+            each()
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        """Inside a transaction: have `undo` called, once, if it is taken back.
+
+        For what is kept in memory beside the state.
+        """
         with self._lock:
-            self._db.execute(sql, values)
+            if self._depth == 0:
+                raise RuntimeError("there is no transaction")
+            self._undo[undo] = None
+
+    def _execute(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        with self._translated():
+            return self._db.execute(sql, values)
+
+    def run(self, sql: str, *values: Any) -> int:
+        """Execute one statement; return how many rows it changed."""
+        with self._lock:
+            return self._execute(sql, values).rowcount
 
     def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""
-        with self._lock:
+        with self._lock, self._translated():
             return self._db.execute(sql, values).fetchall()
 
     def row(self, sql: str, *values: Any) -> tuple[Any, ...] | None:
         """Return the first row of a query, or None."""
-        with self._lock:
+        with self._lock, self._translated():
             row: tuple[Any, ...] | None = self._db.execute(sql, values).fetchone()
             return row
 

@@ -8,16 +8,27 @@ was, and cuts off what a crash may have left beyond.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
+import logging
 import os
 import secrets
+import stat
 from pathlib import Path
+from typing import IO
 
 from protocol.logs import drop_redraws
 from protocol.messages import Append
 from protocol.publish import fsync_dir, make_dirs
 from syncd.state import State
 
+log = logging.getLogger("syncd")
+
 READ_BYTES = 1024 * 1024
+MARK_BYTES = 256
+# Files of lines: a stream may begin on a new one.
+TEXT_SUFFIXES = (".log", ".jsonl")
 ROTATE_BYTES = 64 * 1024 * 1024
 
 
@@ -28,12 +39,10 @@ def rotated(path: Path) -> Path:
 
 def rotate(path: Path, *, limit: int = ROTATE_BYTES) -> None:
     """Move a file of more than `limit` bytes out of the way; only the newest two parts are kept."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > limit:
             os.replace(path, rotated(path))
             fsync_dir(path.parent)
-    except FileNotFoundError:
-        return
 
 
 class Tails:
@@ -50,50 +59,102 @@ class Tails:
         it inside a transaction. A missing file gives nothing.
         """
         found: list[Append] = []
-        current = self._root / path
-        rows = self._state.rows("SELECT inode, stream, sent FROM tails WHERE path = ?", path)
-        known = {int(inode): (str(stream), int(sent)) for inode, stream, sent in rows}
-        for file in (rotated(current), current):
-            try:
-                stat = file.stat()
-            except FileNotFoundError:
-                continue
-            if file is not current and stat.st_ino not in known:
-                continue  # rotated before it was ever looked at, and so sent by nobody
-            stream, sent = known.pop(stat.st_ino, ("", 0))
-            if not stream or stat.st_size < sent:
-                stream, sent = secrets.token_hex(8), 0
-            if stat.st_size > sent and budget > 0:
-                data = _read(file, sent, min(budget, READ_BYTES, stat.st_size - sent))
-                blob = drop_redraws(data) if terminal else data
-                end = sent + len(data)
-                found.append(Append(path=path, stream=stream, start=sent, end=end, blob=blob))
-                sent, budget = end, budget - len(data)
-            self._state.run(
-                "INSERT OR REPLACE INTO tails VALUES (?, ?, ?, ?)", path, stat.st_ino, stream, sent
-            )
-            if sent < stat.st_size:
-                return found  # the older part first, to its end
+        known = self._known(path)
+        with contextlib.ExitStack() as stack:
+            for file in _open_parts(self._root / path, stack):
+                there = os.fstat(file.fileno())
+                stream, sent, mark = known.pop(there.st_ino, ("", -1, ""))
+                if there.st_size == sent:
+                    continue
+                if not stream or not _is_same(file, there.st_size, sent, mark):
+                    stream, sent = secrets.token_hex(8), 0
+                if there.st_size > sent and budget > 0:
+                    data = _read(file, sent, min(budget, READ_BYTES, there.st_size - sent))
+                    blob = drop_redraws(data) if terminal else data
+                    end = sent + len(data)
+                    found.append(Append(path=path, stream=stream, start=sent, end=end, blob=blob))
+                    sent, budget = end, budget - len(data)
+                self._state.run(
+                    "INSERT OR REPLACE INTO tails VALUES (?, ?, ?, ?, ?)",
+                    path,
+                    there.st_ino,
+                    stream,
+                    sent,
+                    _mark(file, sent),
+                )
+                if sent < there.st_size:
+                    return found  # the older part first, to its end
         for inode in known:
             self._state.run("DELETE FROM tails WHERE path = ? AND inode = ?", path, inode)
         return found
 
+    def _known(self, path: str) -> dict[int, tuple[str, int, str]]:
+        rows = self._state.rows("SELECT inode, stream, sent, mark FROM tails WHERE path = ?", path)
+        return {int(i): (str(stream), int(sent), str(mark)) for i, stream, sent, mark in rows}
+
     def behind(self, path: str) -> int:
-        """How many bytes of a file were not collected yet."""
-        try:
-            stat = (self._root / path).stat()
-        except FileNotFoundError:
-            return 0
-        row = self._state.row(
-            "SELECT sent FROM tails WHERE path = ? AND inode = ?", path, stat.st_ino
-        )
-        return max(stat.st_size - (int(row[0]) if row else 0), 0)
+        """How many bytes of a file, and of its part before, were not collected yet."""
+        known = self._known(path)
+        total = 0
+        for file in (rotated(self._root / path), self._root / path):
+            try:
+                found = file.lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(found.st_mode):
+                sent = known[found.st_ino][1] if found.st_ino in known else 0
+                total += found.st_size - (sent if found.st_size >= sent else 0)
+        return total
 
 
-def _read(path: Path, start: int, length: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(start)
-        return file.read(length)
+def _open_parts(current: Path, stack: contextlib.ExitStack) -> list[IO[bytes]]:
+    """Open a file and the part before it, older first, as they were at one moment."""
+    while True:
+        parts = [_open(path, stack) for path in (current, rotated(current))]
+        again = _open(current, stack)
+        if _inode(parts[0]) == _inode(again):  # else it was rotated meanwhile
+            return [file for file in reversed(parts) if file is not None]
+
+
+def _inode(file: IO[bytes] | None) -> int | None:
+    return os.fstat(file.fileno()).st_ino if file else None
+
+
+def _open(path: Path, stack: contextlib.ExitStack) -> IO[bytes] | None:
+    """Open a regular file; None for what is none, which is never followed or waited for."""
+    try:
+        file = stack.enter_context(open(path, "rb", opener=_open_as_it_is))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            return None
+        raise
+    return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+
+
+def _open_as_it_is(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
+def _read(file: IO[bytes], start: int, length: int) -> bytes:
+    file.seek(start)
+    return file.read(length)
+
+
+def _mark(file: IO[bytes], sent: int) -> str:
+    """Return a digest of the first and the last of the bytes that were sent.
+
+    A file that was emptied and written anew, and another one that was given the same inode, are
+    told apart by it.
+    """
+    ends = _read(file, 0, min(sent, MARK_BYTES)), _read(file, max(sent - MARK_BYTES, 0), MARK_BYTES)
+    last = ends[1][: min(sent, MARK_BYTES)]
+    return hashlib.sha256(ends[0] + last).hexdigest()[:16]
+
+
+def _is_same(file: IO[bytes], size: int, sent: int, mark: str) -> bool:
+    return size >= sent and _mark(file, sent) == mark
 
 
 class Joins:
@@ -104,46 +165,69 @@ class Joins:
         self._root = root
 
     def apply(self, message: Append) -> None:
-        """Append a segment to its file, durably. Call it inside a transaction."""
-        stream, read, _ = self._row(message.path)
-        if stream != message.stream:
+        """Append a segment to its file, durably. Call it inside a transaction.
+
+        What was read before is passed over. A new stream begins on a line of its own, and bytes
+        that never came are noted, in files of lines.
+        """
+        stream, read, length = self._row(message.path)
+        fresh = stream != message.stream
+        if fresh:
             rotate(self._root / message.path)
             read = 0
         if message.end <= read:
             return
-        gap = message.start - read
-        note = f"\n[syncd] {gap} bytes of this log are missing here\n".encode() if gap > 0 else b""
-        self._append(message.path, note + message.blob, message.stream, message.end)
-
-    def append(self, path: str, data: bytes) -> None:
-        """Append bytes of this end's own to a file of its own, durably."""
-        self._append(path, data, "", 0)
+        data = message.blob
+        if message.start < read and len(data) == message.end - message.start:
+            data = data[read - message.start :]
+        text = message.path.endswith(TEXT_SUFFIXES)
+        if message.start > read:
+            missing = message.start - read
+            log.warning("%d bytes of %s are missing", missing, message.path)
+            if message.path.endswith(".log"):
+                data = f"\n[syncd] {missing} bytes of this log are missing here\n".encode() + data
+        there = self._append(message.path, data, length, own_line=fresh and text)
+        self._state.run(
+            "INSERT OR REPLACE INTO joins VALUES (?, ?, ?, ?)",
+            message.path,
+            message.stream,
+            message.end,
+            there,
+        )
 
     def _row(self, path: str) -> tuple[str, int, int]:
         row = self._state.row("SELECT stream, read, length FROM joins WHERE path = ?", path)
         return (str(row[0]), int(row[1]), int(row[2])) if row else ("", 0, -1)
 
-    def _append(self, path: str, data: bytes, stream: str, read: int) -> None:
-        file = self._root / path
-        make_dirs(file.parent)
-        new = not file.exists()
-        length = self._row(path)[2]
-        fd = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
-        try:
-            there = os.fstat(fd).st_size
-            # What lies beyond the length on record was written just before a crash. A file that
-            # was rotated, or that someone cut, is shorter and goes on from where it ends.
-            at = there if length < 0 or there < length else length
-            os.ftruncate(fd, at)
-            os.lseek(fd, at, os.SEEK_SET)
+    def _append(self, path: str, data: bytes, length: int, *, own_line: bool) -> int:
+        """Write `data` where the file of `length` bytes ends; return how long it then is."""
+        target = self._root / path
+        make_dirs(target.parent)
+        new = not target.exists()
+        fd = os.open(target, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+        with os.fdopen(fd, "r+b", buffering=0) as file:
+            at = _end_of(file, data, length)
+            if own_line and at > 0 and _read(file, at - 1, 1) != b"\n":
+                data = b"\n" + data
+            file.truncate(at)
+            file.seek(at)
             view = memoryview(data)
             while view:
-                view = view[os.write(fd, view) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+                view = view[file.write(view) or 0 :]
+            os.fsync(file.fileno())
         if new:
-            fsync_dir(file.parent)
-        self._state.run(
-            "INSERT OR REPLACE INTO joins VALUES (?, ?, ?, ?)", path, stream, read, at + len(data)
-        )
+            fsync_dir(target.parent)
+        return at + len(data)
+
+
+def _end_of(file: IO[bytes], data: bytes, length: int) -> int:
+    """Return where a file ends that has `length` bytes on record, -1 for none.
+
+    What lies beyond was written just before a crash. A shorter file is one that began anew, by
+    the very bytes that come now if a crash came between, or one that someone cut.
+    """
+    there = os.fstat(file.fileno()).st_size
+    if 0 <= length <= there:
+        return length
+    begun = _read(file, 0, min(there, len(data)))
+    return 0 if begun and data.startswith(begun) else there

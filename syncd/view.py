@@ -5,6 +5,8 @@ Everything here reads; only `append_commands` writes, and only `queue.txt`, as a
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
 import os
 import sqlite3
@@ -14,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from protocol.errors import ConfigError, DataError
+from protocol.errors import ConfigError, DataError, UsageError
 from protocol.journal import JournalRecord, fold, parse_journal
 from protocol.messages import QueuedCommand
 from protocol.names import canonical_stage, suggest
 from protocol.paths import Layout
-from protocol.queue import lines_of
-from protocol.schema import decode
+from protocol.queue import MAX_LINE_BYTES, lines_of
+from protocol.schema import decode, loads
 from protocol.states import Result, State
 from protocol.status import Status
 from syncd.payload import read_stages
@@ -30,6 +32,10 @@ FOLLOW_SECONDS = 0.1
 
 def find_folder(start: Path) -> Layout:
     """Return the shared folder that `start` is, or lies in. Raises ConfigError for none."""
+    if not start.is_dir():
+        raise ConfigError(
+            "find the shared folder", path=start, why="there is no such folder", hint=_INIT
+        )
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / ".syncd").is_dir() or (folder / "syncd.toml").is_file():
             return Layout(folder)
@@ -37,8 +43,11 @@ def find_folder(start: Path) -> Layout:
         "find the shared folder",
         path=start,
         why="neither it nor a folder above has a syncd.toml",
-        hint="Run `syncd init` there, or give --folder.",
+        hint=_INIT,
     )
+
+
+_INIT = "Run `syncd init` there, or give --folder."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +92,11 @@ def _messages(layout: Layout) -> list[QueuedCommand]:
         return []
     try:
         # Another process writes: this one waits for its turn and never holds it.
-        with sqlite3.connect(path, timeout=10.0) as database:
+        with contextlib.closing(sqlite3.connect(path, timeout=10.0)) as database:
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if not version:  # it is being made
+                return []
             rows = database.execute("SELECT message FROM commands ORDER BY number").fetchall()
-        database.close()
     except sqlite3.Error as error:
         raise DataError("read the state", path=path, why=str(error)) from error
     return [decode(QueuedCommand, json.loads(row[0])) for row in rows]
@@ -97,6 +108,9 @@ def read_journal(layout: Layout) -> dict[int, JournalRecord]:
         records, _ = parse_journal(layout.journal.read_bytes())
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataError("read the journal", path=layout.journal, why=why) from error
     return fold(records)
 
 
@@ -104,7 +118,7 @@ def read_status(layout: Layout) -> Status | None:
     """Return the worker's newest status that this end has, or None. Raises DataError."""
     path = layout.private / "status.json"
     try:
-        return decode(Status, json.loads(path.read_bytes()))
+        return decode(Status, loads(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -126,20 +140,36 @@ def check_stage(layout: Layout, name: str) -> str:
 
 
 def append_commands(layout: Layout, lines: Sequence[str]) -> None:
-    """Append lines to queue.txt in one write, after ending a last line that has no end."""
-    text = lines_of(lines).encode("utf-8")
+    """Append lines to queue.txt in one write, after ending a last line that has no end.
+
+    In UTF-8, or in the UTF-16 that an editor of Windows saved it in. Raises ConfigError when it
+    cannot be written, UsageError for a line that no queue takes.
+    """
+    for line in lines:
+        if len(line.encode("utf-8", "surrogatepass")) > MAX_LINE_BYTES:
+            why = f"it would be longer than {MAX_LINE_BYTES} bytes"
+            raise UsageError(
+                "append to the queue", path=layout.queue, why=why, hint="Serve it as a file."
+            )
     try:
         fd = os.open(layout.queue, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         with os.fdopen(fd, "r+b", buffering=0) as file:
+            encoding = _ENCODINGS.get(file.read(2), "utf-8")
+            width = len("\n".encode(encoding))
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            unfinished = size > 0 and file.read(1) not in (b"\n", b"\r")
-            file.write((b"\n" if unfinished else b"") + text)
+            file.seek(max(size - width, 0))
+            unfinished = size > 0 and file.read(width).decode(encoding, "replace") not in "\r\n"
+            view = memoryview((("\n" if unfinished else "") + lines_of(lines)).encode(encoding))
+            while view:
+                view = view[file.write(view) or 0 :]
             os.fsync(file.fileno())
     except OSError as error:
         raise ConfigError(
             "append to the queue", path=layout.queue, why=error.strerror or str(error)
         ) from error
+
+
+_ENCODINGS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
 def wait_for(layout: Layout, line: str, after: int) -> Iterator[CommandView]:
@@ -149,11 +179,28 @@ def wait_for(layout: Layout, line: str, after: int) -> Iterator[CommandView]:
     """
     last: CommandView | None = None
     while last is None or last.state is not State.ENDED:
+        seen = _stamp(layout)
         found = [v for v in read_commands(layout) if v.number > after and v.line == line]
         if found and found[0] != last:
             last = found[0]
             yield last
-        time.sleep(FOLLOW_SECONDS)
+        while last is None or last.state is not State.ENDED:
+            time.sleep(FOLLOW_SECONDS)
+            if _stamp(layout) != seen:
+                break
+
+
+def _stamp(layout: Layout) -> list[tuple[int, int] | None]:
+    """What changes whenever the commands or the journal do."""
+    state = layout.private / "state.db"
+    found: list[tuple[int, int] | None] = []
+    for path in (layout.journal, state, state.with_name("state.db-wal")):
+        try:
+            stat = path.stat()
+            found.append((stat.st_size, stat.st_mtime_ns))
+        except FileNotFoundError:
+            found.append(None)
+    return found
 
 
 def follow(path: Path, *, lines: int | None) -> Iterator[bytes]:
@@ -165,17 +212,26 @@ def follow(path: Path, *, lines: int | None) -> Iterator[bytes]:
     while True:
         if file is None:
             file = _open_at(path, None)
-        block = file.read(65536) if file else b""
-        yield block
-        if block or file is None:
+        if file is None:
+            yield b""
             continue
-        try:
-            moved = os.fstat(file.fileno()).st_ino != path.stat().st_ino
-        except FileNotFoundError:
-            moved = True
-        if moved:
+        # Looked at before it is read to its end: what is added before a rotation is not missed.
+        left = _has_left(file, path)
+        if file.tell() > (size := os.fstat(file.fileno()).st_size):
+            file.seek(size)  # it was cut
+        while block := file.read(65536):
+            yield block
+        if left:
             file.close()
             file = None
+        yield b""
+
+
+def _has_left(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.fstat(file.fileno()).st_ino != path.stat().st_ino
+    except FileNotFoundError:
+        return True
 
 
 def tail(path: Path, lines: int | None) -> bytes:
@@ -197,6 +253,9 @@ def _open_at(path: Path, lines: int | None) -> IO[bytes] | None:
         file = open(path, "rb")
     except FileNotFoundError:
         return None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataError("read the log", path=path, why=why) from error
     if lines is not None:
         file.seek(_start_of(file, lines))
     return file

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from syncd.payload import PayloadStore
 from syncd.records import JournalFile, ResultsFile
 from syncd.runner import Runner
 from syncd.streams import Tails
+from syncd.unacked import Unacked
 from syncd.worker_status import WorkerStatus
 
 log = logging.getLogger("syncd")
@@ -56,6 +58,7 @@ class Worker(Daemon):
         self.payloads = PayloadStore(
             self.state, root, self.layout.private / "payload", self.payload_contents
         )
+        self._restored = False
         self.journal = JournalFile(self.state, self.layout.journal)
         self.results = ResultsFile(self.state, self.layout.results)
         self.outgoing = WorkerOutgoing(
@@ -64,7 +67,9 @@ class Worker(Daemon):
             journal=self.journal,
             results=self.results,
             tails=Tails(self.state, root),
+            unacked=Unacked(self.state, root),
             local=self.local,
+            put_chunk=lambda data: self.link.put_chunk(data, compress=True),
         )
 
     def recovered(self) -> None:
@@ -100,7 +105,7 @@ class Worker(Daemon):
             self._give_way()
             return
         # Nothing is started on a half-recovered disk: checkpoints come first.
-        if not self.inherited.missing():
+        if self._restored or not self.inherited.missing():
             self.runner.round()
         self._write_status()
         if self.outgoing.has_records():
@@ -117,7 +122,9 @@ class Worker(Daemon):
         self.stop()
 
     def bulk(self) -> None:
-        if self.inherited.missing() and self.inherited.fetch():
+        if self.inherited.missing():
+            self.inherited.fetch()
+            self._restored = True  # what could not be had is named, and the rest is here
             self.main_loop.wake.set()
         ready = self.payloads.newest(0)
         self.payloads.unpack(self.runner.wanted_payloads())
@@ -126,6 +133,9 @@ class Worker(Daemon):
             self.payloads.prune(self.runner.wanted_payloads())
         if self.outgoing.scan():
             self.push_loop.wake.set()
+        # A state says all that this worker stands for, what it inherited included.
+        if self.local.covers(self.inherited.paths()):
+            self.link.compact()
 
     def leave(self) -> None:
         self.runner.look()
@@ -155,6 +165,10 @@ class Worker(Daemon):
         records = self.journal.newest.values()
         return {r.snapshot for r in records if r.state is not State.ENDED and r.snapshot}
 
+    def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
+        if writer.role is Role.WORKER:
+            self.inherited.keep_only({m.path for m in messages if isinstance(m, PutFile)})
+
     def _inherit(self, message: Message) -> None:
         """Take over what a predecessor on another disk had come to."""
         if isinstance(message, Journal):
@@ -166,11 +180,20 @@ class Worker(Daemon):
 
     # What goes out
 
-    def collect(self, budget: int) -> list[Message]:
-        messages = [*self.outgoing.collect(budget), *self.status.collect()]
+    def collect(self, seq: int, budget: int) -> list[Message]:
+        messages = [*self.outgoing.collect(seq, budget), *self.status.collect()]
         if self.outgoing.held():
             self.bulk_loop.wake.set()  # what they wait for is a scan of the files
         return messages
+
+    def pack_up(self, acked: int) -> None:
+        self.outgoing.pack_up(acked)
+
+    def restate(self) -> list[Message]:
+        return self.outgoing.restate()
+
+    def kept_objects(self) -> set[str]:
+        return self.outgoing.kept_objects()
 
     def _write_status(self) -> None:
         unsent = self.link.unsent() + self.outgoing.unsent()
@@ -180,6 +203,7 @@ class Worker(Daemon):
         found = [*self.problems.values(), *self.runner.problems.values(), *self.refusals()]
         for kept in (self.local.problems, self.inherited.problems):
             found += [f"{path}: {why}" for path, why in kept.items()]
-        if missing := len(self.inherited.missing()):
+        missing = len(self.inherited.missing())
+        if missing and not self._restored:
             found.append(f"restoring {missing} files of an earlier worker; nothing starts before")
         return found + ([self.payloads.problem] if self.payloads.problem else [])

@@ -32,6 +32,7 @@ from protocol.wire import Role
 from syncd.contents import file_sha256
 from syncd.demo.display import Display
 from syncd.setup import initialise
+from syncd.show import plain_console
 from syncd.view import CommandView, append_commands, read_commands, read_status
 
 STAGES = ("pretrain", "finetune", "export", "gate")
@@ -50,7 +51,7 @@ def run_demo(folder: Path, *, keep: bool) -> dict[str, Any]:
     Raises RunFailedError when a command did not succeed or the gate judged another model than the
     one exported here, UsageError when `folder` holds something that is not a demo's.
     """
-    console = Console(stderr=True, highlight=False)
+    console = plain_console(stderr=True)
     laptop, vm = (Layout(folder / name) for name in ENDS[:2])
     began = time.monotonic()
     _clear(folder, keep=keep)

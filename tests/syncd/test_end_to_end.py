@@ -175,6 +175,25 @@ def test_a_worker_that_was_replaced_stops_its_stages_and_says_why(local_ends: En
     assert (record.result, record.worker) == (Result.SUCCESS, ends.status()["worker"])
 
 
+def test_a_dead_worker_that_was_replaced_stops_its_stages_when_it_comes_back(
+    local_ends: Ends,
+) -> None:
+    ends = start(local_ends)
+    ends.append("run:wait")
+    ends.started(1)
+    old = ends.vm
+    old.kill()
+    assert list(processes_of(old.layout))
+    ends.new_vm().start()
+    eventually(lambda: ends.status().get("worker") != "", what="no status")
+    eventually(lambda: ends.journal()[1].attempt == 2, within=30, what=lambda: ends.told(1))
+    old.start()
+    assert old.wait() == ExitCode.REFUSED
+    assert not list(processes_of(old.layout))
+    (ends.vm.layout.store / "go").touch()
+    assert ends.ended(1).result is Result.SUCCESS
+
+
 def test_nothing_is_run_that_another_key_has_sealed(local_ends: Ends) -> None:
     ends = local_ends
     ends.serve(stages=STAGES, count_sh=COUNT)

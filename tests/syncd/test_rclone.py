@@ -132,11 +132,13 @@ def test_a_call_that_was_being_answered_when_rclone_died_is_transient(rclone, tm
 
 
 def test_one_that_stops_answering_is_started_again(rclone, monkeypatch):
-    monkeypatch.setattr(syncd.rclone, "PROBE_SECONDS", 0.2)
     before = rclone.pid
     os.kill(before, signal.SIGSTOP)
-    with pytest.raises(Transient):
-        rclone.call("rc/noop", {}, timeout=60)
+    with monkeypatch.context() as patch:
+        patch.setattr(syncd.rclone, "PROBE_SECONDS", 0.2)
+        patch.setattr(syncd.rclone, "ANSWER_SECONDS", 0.2)
+        with pytest.raises(Transient):
+            rclone.call("rc/noop", {}, timeout=60)
     eventually(lambda: restarted(rclone, before))
     noop(rclone)
 

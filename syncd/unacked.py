@@ -1,0 +1,133 @@
+"""Segments of growing files that the other end has not acknowledged.
+
+A pack that carries log bytes can only go once they are acknowledged, or lie elsewhere. When a
+state takes the place of packs, what they carried of logs is joined into chunks, as it lies in the
+files, and the state names those. Each byte is put into a chunk at most once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from protocol.messages import Append, Piece
+from protocol.schema import decode
+from protocol.wire import CHUNK_BYTES
+from syncd.state import State
+from syncd.streams import rotated
+
+
+class Unacked:
+    """What was sent of growing files and is not acknowledged. `root` is the shared folder."""
+
+    def __init__(self, state: State, root: Path) -> None:
+        self._state = state
+        self._root = root
+
+    def note(self, seq: int, appends: list[Append]) -> None:
+        """Remember which segments pack `seq` carries. Call it inside a transaction."""
+        for append in appends:
+            self._state.run(
+                "INSERT INTO marks VALUES (?, ?, ?, ?)",
+                seq,
+                append.path,
+                append.stream,
+                append.end,
+            )
+
+    def pack_up(self, acked: int, put_chunk: Callable[[bytes], str]) -> None:
+        """Forget what was acknowledged, and bring the rest to the remote as chunks."""
+        with self._state.transaction():
+            self._forget(acked)
+        for path, stream, start, end in self._segments():
+            for at in range(start, end, CHUNK_BYTES):
+                data = self._read(path, stream, at, min(at + CHUNK_BYTES, end))
+                if not data:
+                    break
+                piece = Piece(object=put_chunk(data), offset=0, length=len(data))
+                message = Append(
+                    path=path, stream=stream, start=at, end=at + len(data), pieces=(piece,)
+                )
+                self._state.run(
+                    "INSERT INTO tail_chunks VALUES (?, ?, ?, ?)",
+                    path,
+                    stream,
+                    message.end,
+                    json.dumps({**asdict(message), "blob": None}),
+                )
+
+    def restate(self) -> list[Append]:
+        """Return everything that is not acknowledged: chunks, and what came after them, inline."""
+        rows = self._state.rows("SELECT message FROM tail_chunks ORDER BY rowid")
+        messages = [_decode(text) for (text,) in rows]
+        for path, stream, start, end in self._segments():
+            data = self._read(path, stream, start, end)
+            if data:
+                messages.append(
+                    Append(path=path, stream=stream, start=start, end=start + len(data), blob=data)
+                )
+        return messages
+
+    def objects(self) -> set[str]:
+        """Return the chunks that hold segments, as pieces name them."""
+        rows = self._state.rows("SELECT message FROM tail_chunks")
+        return {piece.object for (text,) in rows for piece in _decode(text).pieces}
+
+    def _forget(self, acked: int) -> None:
+        rows = self._state.rows(
+            "SELECT path, stream, MAX(end) FROM marks WHERE seq <= ? GROUP BY path, stream", acked
+        )
+        for path, stream, end in rows:
+            self._state.run(
+                "DELETE FROM tail_chunks WHERE path = ? AND stream = ? AND end <= ?",
+                path,
+                stream,
+                end,
+            )
+            # The newest acknowledged mark stays: it says where the rest begins.
+            self._state.run(
+                "DELETE FROM marks WHERE path = ? AND stream = ? AND seq <= ? AND end < ?",
+                path,
+                stream,
+                acked,
+                end,
+            )
+        self._state.put("acked_tails", acked)
+
+    def _segments(self) -> Iterator[tuple[str, str, int, int]]:
+        """Yield (path, stream, start, end) of what is neither acknowledged nor in a chunk."""
+        acked = int(self._state.get("acked_tails", 0))
+        rows = self._state.rows(
+            "SELECT m.path, m.stream,"
+            " MAX(CASE WHEN m.seq <= ? THEN m.end ELSE 0 END), MAX(m.end),"
+            " (SELECT COALESCE(MAX(c.end), 0) FROM tail_chunks c"
+            "  WHERE c.path = m.path AND c.stream = m.stream)"
+            " FROM marks m GROUP BY m.path, m.stream ORDER BY MIN(m.rowid)",
+            acked,
+        )
+        for path, stream, done, end, chunked in rows:
+            start = max(int(done), int(chunked))
+            if start < int(end):
+                yield str(path), str(stream), start, int(end)
+
+    def _read(self, path: str, stream: str, start: int, end: int) -> bytes:
+        """Read bytes of a stream from its file; empty when it is gone, which shows as a gap."""
+        row = self._state.row("SELECT inode FROM tails WHERE path = ? AND stream = ?", path, stream)
+        for file in (self._root / path, rotated(self._root / path)):
+            try:
+                if row is None or file.lstat().st_ino != int(row[0]):
+                    continue
+                with open(file, "rb") as opened:
+                    opened.seek(start)
+                    return opened.read(end - start)
+            except FileNotFoundError:
+                continue
+        return b""
+
+
+def _decode(text: str) -> Append:
+    value = json.loads(text)
+    value.pop("blob")
+    return decode(Append, value)
