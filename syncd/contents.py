@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -28,10 +29,21 @@ INLINE_BYTES = 64 * 1024
 SAID = "said"
 
 
-def file_sha256(path: Path) -> str:
-    """Return a file's SHA-256. Raises OSError."""
+def file_sha256(path: Path, size: int | None = None) -> str:
+    """Return the SHA-256 of a file, or of its first `size` bytes. Raises OSError."""
+    digest = hashlib.sha256()
+    for block in _read(path, size):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _read(path: Path, size: int | None, step: int = 1024 * 1024) -> Iterator[bytes]:
+    """Yield the bytes of a file, or its first `size`, in blocks of `step`."""
+    left = sys.maxsize if size is None else size
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while left > 0 and (block := file.read(min(step, left))):
+            left -= len(block)
+            yield block
 
 
 class Contents:
@@ -67,21 +79,19 @@ class Contents:
         row = self._state.row("SELECT pieces FROM contents WHERE sha256 = ?", sha256)
         return tuple(decode(Piece, value) for value in json.loads(row[0])) if row else ()
 
-    def upload(self, path: Path, sha256: str) -> None:
-        """Bring a file's bytes to the remote as chunks, unless they are there.
+    def upload(self, path: Path, sha256: str, size: int) -> None:
+        """Bring a file's first `size` bytes to the remote as chunks, unless they are there.
 
         Raises DataError when the file is no longer what its hash says.
         """
         if self.pieces(sha256):
             return
         pieces: list[Piece] = []
-        digest, size = hashlib.sha256(), 0
-        with open(path, "rb") as file:
-            while block := file.read(CHUNK_BYTES):
-                digest.update(block)
-                size += len(block)
-                name = self._link().put_chunk(block)
-                pieces.append(Piece(object=name, offset=0, length=len(block)))
+        digest = hashlib.sha256()
+        for block in _read(path, size, CHUNK_BYTES):
+            digest.update(block)
+            name = self._link().put_chunk(block)
+            pieces.append(Piece(object=name, offset=0, length=len(block)))
         if digest.hexdigest() != sha256:
             raise DataError("send a file", path=path, why="it changed meanwhile")
         self._note(sha256, size, json.dumps([asdict(piece) for piece in pieces]))
@@ -92,7 +102,7 @@ class Contents:
         if pieces:
             return Content(sha256=sha256, size=size, pieces=pieces)
         try:
-            blob = path.read_bytes()
+            blob = b"".join(_read(path, size))
         except OSError:
             return None
         if hashlib.sha256(blob).hexdigest() != sha256:

@@ -57,6 +57,11 @@ DEBOUNCE_SECONDS = 0.2
 SERVE_SCAN_SECONDS = 10.0
 
 
+def _is_wanted(path: str) -> bool:
+    """Whether a file is placed here: not those of the store, and growing ones come as streams."""
+    return path.startswith("in/") and not is_growing(path)
+
+
 class Controller(Daemon):
     """The daemon at the laptop."""
 
@@ -65,9 +70,7 @@ class Controller(Daemon):
         make_dirs(self.layout.serve)
         self.served = ServedFolder(self.state, root, self.contents)
         self.joins = Joins(self.state, root)
-        self.files = RemoteFiles(
-            self.state, root, self.contents, wanted=lambda path: path.startswith("in/")
-        )
+        self.files = RemoteFiles(self.state, root, self.contents, wanted=_is_wanted)
         self.journal = JournalFile(self.state, self.layout.journal)
         self.results = ResultsFile(self.state, self.layout.results)
         self.serve_loop = Loop("serve", self._scan_serve, lambda: SERVE_SCAN_SECONDS)
@@ -288,7 +291,7 @@ class Controller(Daemon):
         log_file = message.path.startswith("in/") and "/" not in name and name.endswith(".log")
         if log_file:
             safe_relative(message.path)
-        elif not is_growing(checked_path(message.path).rpartition("/")[2]):
+        elif not is_growing(checked_path(message.path)):
             return
         if message.path.startswith("in/"):
             self.joins.apply(message)

@@ -25,6 +25,7 @@ from syncd.remote import NotFound
 from syncd.state import State
 
 SETTLE_SECONDS = 1.0
+GROWTH = 1.5
 FOLDERS = ("in/artifacts", "store")
 FILES = ("in/checkpoints.json",)
 # Files that grow by appending, by their names: they are sent by their new bytes.
@@ -32,8 +33,9 @@ GROWING_SUFFIXES = (".jsonl", ".log")
 GROWING_PREFIXES = ("events.out.tfevents.",)
 
 
-def is_growing(name: str) -> bool:
-    """Whether a file of this name is taken to grow by appending."""
+def is_growing(path: str) -> bool:
+    """Whether a file is taken, by its name, to grow by appending."""
+    name = path.rpartition("/")[2]
     return name.endswith(GROWING_SUFFIXES) or name.startswith(GROWING_PREFIXES)
 
 
@@ -131,9 +133,13 @@ class LocalFiles:
             seen.add(found.path)
             try:
                 checked_path(found.path)
-                if is_growing(found.path.rpartition("/")[2]):
+                final = is_final(found.path)
+                if is_growing(found.path):
                     growing.append(found.path)
-                elif self._is_new(found, final=is_final(found.path)):
+                    new = self._has_grown(found, final=final)
+                else:
+                    new = self._is_new(found, final=final)
+                if new:
                     news.append((found, self._bring(found)))
             except (OSError, DataError, RefusedError) as error:
                 problems[one_line(found.path)] = f"not sent: {error}"
@@ -162,11 +168,25 @@ class LocalFiles:
             return False
         return final or found.settled(SETTLE_SECONDS)
 
+    def _has_grown(self, found: Found, *, final: bool) -> bool:
+        """Whether a growing file is worth sending whole, for a worker that takes over.
+
+        The other end has it by its new bytes; sent whole only when it has grown by half, it costs
+        at most three times its size over its life.
+        """
+        row = self._state.row(
+            "SELECT size FROM local_files WHERE path = ? AND sha256 != ''", found.path
+        )
+        if row is None:
+            return found.size > 0
+        size = int(row[0])
+        return found.size < size or found.size >= size * GROWTH or (final and found.size > size)
+
     def _bring(self, found: Found) -> str:
         """Bring a file's content to the remote, if it is a large one; return its hash."""
-        sha256 = file_sha256(self._root / found.path)
+        sha256 = file_sha256(self._root / found.path, found.size)
         if found.size > INLINE_BYTES:
-            self._contents.upload(self._root / found.path, sha256)
+            self._contents.upload(self._root / found.path, sha256, found.size)
         return sha256
 
     def _note(self, found: Found, sha256: str) -> None:

@@ -231,10 +231,9 @@ class Link:
         applied = False
         for state in sorted((n for n in names if n.kind is Kind.STATE), reverse=True):
             # A state stands for every pack up to its number; only a reader behind needs it.
-            if state.seq >= following and following not in packs:
-                if self._apply_state(writer, state):
-                    following, applied = state.seq + 1, True
-                break
+            behind = state.seq >= following and following not in packs
+            if behind and self._apply_state(writer, state):
+                following, applied = state.seq + 1, True
         while following in packs and (last is None or following <= last):
             if not self._apply(writer, packs[following], following):
                 break

@@ -21,7 +21,7 @@ from protocol.states import State as CommandState
 from syncd.files import LocalFiles
 from syncd.records import JournalFile, ResultsFile
 from syncd.state import State
-from syncd.streams import Tails
+from syncd.streams import Tails, is_log
 from syncd.unacked import Unacked
 
 CHAMPION = "store/champion/"
@@ -74,7 +74,7 @@ class WorkerOutgoing:
         records = self._records(budget)
         messages: list[Message] = []
         for path in self.growing():
-            appends = self._tails.collect(path, budget, terminal=path.count("/") == 1)
+            appends = self._tails.collect(path, budget, terminal=is_log(path))
             self._unacked.note(seq, appends)
             messages += appends
             budget -= sum(len(message.blob) for message in appends)

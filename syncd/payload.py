@@ -185,7 +185,9 @@ class ServedFolder:
         for entry in decode_snapshot(snapshot):
             if entry.size > INLINE_BYTES and not self._contents.pieces(entry.sha256):
                 try:
-                    self._contents.upload(self._root / "serve" / entry.path, entry.sha256)
+                    self._contents.upload(
+                        self._root / "serve" / entry.path, entry.sha256, entry.size
+                    )
                 except (OSError, DataError):
                     self._mark(snapshot.order, Ready.GIVEN_UP)
                     return

@@ -63,6 +63,7 @@ class Runner:
         self.problems: dict[str, str] = {}
         self._database = database
         self._is_said = is_said
+        self._giving_way = False
         self._payloads = payloads
         self._commands: dict[int, tuple[QueuedCommand, Command | None]] = {}
         self._stages: dict[int, schedule.Payload] = {}
@@ -321,6 +322,8 @@ class Runner:
         folder = attempt.attempt_dir(self.run_dir(message.run_id), record.attempt)
         try:
             seen = attempt.observe(folder)
+            if isinstance(seen, attempt.NeverStarted) and self._giving_way:
+                return False
             if isinstance(seen, attempt.NeverStarted):
                 self._spawn(message.run_id, folder)
                 return True
@@ -399,11 +402,14 @@ class Runner:
             return {}
         return {str(k): str(v) for k, v in after.items()} if isinstance(after, dict) else {}
 
-    def stop_all(self, reason: StopReason) -> None:
-        """Ask every living attempt to end."""
-        for entry in self.entries:
-            if entry.alive:
-                attempt.request_stop(self._attempt_dir(entry), reason)
+    def give_way(self) -> bool:
+        """Start nothing any more, and ask every living attempt to end; return whether all have."""
+        self._giving_way = True
+        self.look()
+        alive = [entry for entry in self.entries if entry.alive]
+        for entry in alive:
+            attempt.request_stop(self._attempt_dir(entry), StopReason.FENCED)
+        return not alive
 
 
 def _grace(folder: Path) -> float:

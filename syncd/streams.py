@@ -27,9 +27,12 @@ log = logging.getLogger("syncd")
 
 READ_BYTES = 1024 * 1024
 MARK_BYTES = 256
-# Files of lines: a stream may begin on a new one.
-TEXT_SUFFIXES = (".log", ".jsonl")
 ROTATE_BYTES = 64 * 1024 * 1024
+
+
+def is_log(path: str) -> bool:
+    """Whether a growing file is the log of a stage, which goes on over runs and workers."""
+    return path.endswith(".log") and path.count("/") == 1
 
 
 def rotated(path: Path) -> Path:
@@ -167,26 +170,29 @@ class Joins:
     def apply(self, message: Append) -> None:
         """Append a segment to its file, durably. Call it inside a transaction.
 
-        What was read before is passed over. A new stream begins on a line of its own, and bytes
-        that never came are noted, in files of lines.
+        What was read before is passed over. With a new stream a log goes on, on a line of its own,
+        and any other file begins anew. Bytes that never came are noted in logs.
         """
         stream, read, length = self._row(message.path)
         fresh = stream != message.stream
+        log_file = is_log(message.path)
         if fresh:
-            rotate(self._root / message.path)
             read = 0
+            if log_file:
+                rotate(self._root / message.path)
+            else:
+                length = 0
         if message.end <= read:
             return
         data = message.blob
         if message.start < read and len(data) == message.end - message.start:
             data = data[read - message.start :]
-        text = message.path.endswith(TEXT_SUFFIXES)
         if message.start > read:
             missing = message.start - read
             log.warning("%d bytes of %s are missing", missing, message.path)
-            if message.path.endswith(".log"):
+            if log_file:
                 data = f"\n[syncd] {missing} bytes of this log are missing here\n".encode() + data
-        there = self._append(message.path, data, length, own_line=fresh and text)
+        there = self._append(message.path, data, length, own_line=fresh and log_file)
         self._state.run(
             "INSERT OR REPLACE INTO joins VALUES (?, ?, ?, ?)",
             message.path,

@@ -209,22 +209,24 @@ def follow(path: Path, *, lines: int | None) -> Iterator[bytes]:
     A log that is rotated is read to its end, and the new one from its beginning.
     """
     file = _open_at(path, lines)
-    while True:
-        if file is None:
-            file = _open_at(path, None)
-        if file is None:
+    try:
+        while True:
+            if file is None:
+                file = _open_at(path, None)
+            if file is not None:
+                # Asked before the file is read to its end: what is added just before a rotation
+                # is not missed.
+                left = _has_left(file, path)
+                file.seek(min(file.tell(), os.fstat(file.fileno()).st_size))  # it may be cut
+                while block := file.read(65536):
+                    yield block
+                if left:
+                    file.close()
+                    file = None
             yield b""
-            continue
-        # Looked at before it is read to its end: what is added before a rotation is not missed.
-        left = _has_left(file, path)
-        if file.tell() > (size := os.fstat(file.fileno()).st_size):
-            file.seek(size)  # it was cut
-        while block := file.read(65536):
-            yield block
-        if left:
+    finally:
+        if file is not None:
             file.close()
-            file = None
-        yield b""
 
 
 def _has_left(file: IO[bytes], path: Path) -> bool:

@@ -28,7 +28,6 @@ from protocol.publish import make_dirs
 from protocol.states import State
 from protocol.wire import Role, Writer
 from syncd import schedule
-from syncd.causes import StopReason
 from syncd.daemon import Daemon, Loop
 from syncd.files import LocalFiles, RemoteFiles
 from syncd.outgoing import WorkerOutgoing
@@ -114,10 +113,8 @@ class Worker(Daemon):
             self.main_loop.wake.set()
 
     def _give_way(self) -> None:
-        self.runner.stop_all(StopReason.FENCED)
         deadline = time.monotonic() + FENCE_PATIENCE_SECONDS
-        while any(e.alive for e in self.runner.entries) and time.monotonic() < deadline:
-            self.runner.look()
+        while not self.runner.give_way() and time.monotonic() < deadline:
             time.sleep(0.2)
         self.stop()
 

@@ -124,7 +124,9 @@ def test_a_wrong_statement_is_a_fault_of_ours(state):
         state.rows("SELECT nothing FROM nowhere")
 
 
-@pytest.mark.parametrize("content", [b"not a database at all" * 400, b"SQLite format 3\0" + b"x" * 4096])
+@pytest.mark.parametrize(
+    "content", [b"not a database at all" * 400, b"SQLite format 3\0" + b"x" * 4096]
+)
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path, content):
     (tmp_path / "state.db").write_bytes(content)
     with pytest.raises(DataError, match=r"open the state: .*state\.db: .*Move it away"):

@@ -29,7 +29,7 @@ class Pair:
         self.path = path
         self.here, self.there = root / "here", root / "there"
         for folder in (self.here, self.there):
-            (folder / "in").mkdir(parents=True)
+            (folder / path).parent.mkdir(parents=True)
         self.states = [State(root / "here.db"), State(root / "there.db")]
         self.tails = Tails(self.states[0], self.here)
         self.joins = Joins(self.states[1], self.there)
@@ -223,7 +223,11 @@ def test_a_collect_of_a_file_that_did_not_grow_writes_nothing(pair):
 
 def segment(start, blob, stream="s", end=None):
     return Append(
-        path=LOG, stream=stream, start=start, end=start + len(blob) if end is None else end, blob=blob
+        path=LOG,
+        stream=stream,
+        start=start,
+        end=start + len(blob) if end is None else end,
+        blob=blob,
     )
 
 
@@ -317,16 +321,18 @@ def test_a_note_is_written_into_no_file_that_programs_read(tmp_path):
     ("path", "joined"),
     [
         ("in/pretrain.log", b"epoch 3 los\n[syncd] start"),
-        ("in/metrics.jsonl", b"epoch 3 los\n[syncd] start"),
-        ("in/events.out.tfevents.1", b"epoch 3 los[syncd] start"),
+        ("in/artifacts/r/metrics.jsonl", b"[syncd] start"),
+        ("in/artifacts/r/events.out.tfevents.1", b"[syncd] start"),
     ],
 )
-def test_a_new_stream_after_a_lost_vm_joins_on_on_a_line_of_its_own(tmp_path, path, joined):
+def test_after_a_lost_vm_a_log_goes_on_on_a_line_of_its_own_and_other_files_begin_anew(
+    tmp_path, path, joined
+):
     pair = Pair(tmp_path, path)
     pair.write(b"epoch 3 los")
     pair.send()
     shutil.rmtree(pair.here)
-    (pair.here / "in").mkdir(parents=True)
+    (pair.here / path).parent.mkdir(parents=True)
     pair.states[0].run("DELETE FROM tails")
     pair.write(b"[syncd] start")
     pair.send()

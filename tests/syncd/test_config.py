@@ -1,0 +1,216 @@
+"""Settings, where each comes from; and the key, which nothing ever shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+import tomllib
+import traceback
+
+import pytest
+
+from protocol.errors import ConfigError
+from protocol.paths import Layout
+from protocol.wire import Role
+from syncd.config import (
+    UNSEALED_FOLDER,
+    Key,
+    Settings,
+    load_key,
+    load_settings,
+    make_private,
+    read_key,
+    sealer,
+    toml_text,
+)
+
+# For each setting: as a flag, in the environment, in the file, and what each then is.
+CASES = {
+    "role": ((Role.WORKER, "worker", '"worker"'), Role.WORKER),
+    "remote": (("drive:x", "drive:x", '"drive:x"'), "drive:x"),
+    "rclone_config": (("/a b", "/a b", '"/a b"'), "/a b"),
+    "stages": ((("pretrain",), "Pre Train, gate", '["Pre Train"]'), None),
+    "shell": ((False, "no", "false"), False),
+    "bwlimit": (("1M", "1M", '"1M"'), "1M"),
+    "poll": ((2.5, "2.5", "2.5"), 2.5),
+}
+BASE = {"role": "controller", "remote": "base:"}
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return Layout(tmp_path)
+
+
+def write(layout, **settings):
+    lines = [f"{name} = {text}\n" for name, text in settings.items()]
+    layout.settings.write_text("".join(lines), "utf-8")
+
+
+def test_every_setting_has_a_case():
+    assert set(CASES) == {field.name for field in dataclasses.fields(Settings)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(layout, name):
+    (flag, variable, text), wanted = CASES[name]
+    default = Settings(role=Role.CONTROLLER, remote="base:")
+    environ = {f"SYNCD_{k.upper()}": v for k, v in BASE.items()}
+    assert getattr(load_settings(layout, {}, environ), name) == getattr(default, name)
+    environ.pop(f"SYNCD_{name.upper()}", None)
+    write(layout, **{name: text})
+    in_file = ("pre-train",) if name == "stages" else wanted
+    assert getattr(load_settings(layout, {}, environ), name) == in_file
+    # What stands below is wrong: it is not even looked at.
+    write(layout, **{name: "1979-05-27"})
+    environ[f"SYNCD_{name.upper()}"] = variable
+    in_environ = ("pre-train", "gate") if name == "stages" else wanted
+    assert getattr(load_settings(layout, {}, environ), name) == in_environ
+    environ[f"SYNCD_{name.upper()}"] = "\x07"
+    in_flag = ("pretrain",) if name == "stages" else wanted
+    assert getattr(load_settings(layout, {name: flag}, environ), name) == in_flag
+
+
+@pytest.mark.parametrize("missing", ["role", "remote"])
+def test_what_must_be_set_is_asked_for(layout, missing):
+    flags = {name: value for name, value in BASE.items() if name != missing}
+    with pytest.raises(ConfigError, match=rf"syncd\.toml: {missing} is not set.*give --{missing}"):
+        load_settings(layout, flags, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("role", '"master"', "role = 'master' is not controller or worker"),
+        ("remote", "5", "remote = 5 is not text"),
+        ("remote", '"a\\nb"', "is not text of one line"),
+        ("shell", '"maybe"', "shell = 'maybe' is not true or false"),
+        ("shell", "1", "shell = 1 is not true or false"),
+        ("poll", '"soon"', "poll = 'soon' is not 0.05 to 3600 seconds"),
+        ("poll", "true", "poll = True is not"),
+        ("poll", "nan", "poll = nan is not"),
+        ("poll", "0", "poll = 0 is not"),
+        ("stages", "[1]", r"stages = \[1\] is not a list of stage names"),
+        ("stages", '["a/b"]', "stages: stage name 'a/b'"),
+        ("bwlimit", "1", "bwlimit = 1 is not text"),
+    ],
+)
+def test_a_wrong_value_is_named_with_where_it_stands(layout, name, text, why):
+    write(layout, **{name: text})
+    flags = {k: v for k, v in BASE.items() if k != name}
+    with pytest.raises(ConfigError, match=why) as caught:
+        load_settings(layout, flags, {})
+    assert caught.value.path == str(layout.settings)
+
+
+def test_a_wrong_value_of_the_environment_or_a_flag_is_named_as_such(layout):
+    with pytest.raises(ConfigError, match=r"\$SYNCD_POLL: poll = 'x'"):
+        load_settings(layout, BASE, {"SYNCD_POLL": "x"})
+    with pytest.raises(ConfigError, match="--poll: poll = 'x'"):
+        load_settings(layout, {**BASE, "poll": "x"}, {})
+
+
+def test_an_unknown_key_is_named_with_the_nearest_known_one(layout):
+    layout.settings.write_text('remot = "x"\n')
+    with pytest.raises(ConfigError, match=r"unknown key 'remot'. Did you mean 'remote'\?"):
+        load_settings(layout, BASE, {})
+    layout.settings.write_text("zzz = 1\n")
+    with pytest.raises(ConfigError, match="Known settings: bwlimit"):
+        load_settings(layout, BASE, {})
+
+
+@pytest.mark.parametrize("content", [b"role = ", b"\xff\xfe", b"[[role"])
+def test_a_file_that_is_no_toml_is_named(layout, content):
+    layout.settings.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"read the settings: .*syncd\.toml"):
+        load_settings(layout, BASE, {})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(role=Role.CONTROLLER, remote="drive:syncd"),
+        Settings(
+            role=Role.WORKER, remote=':webdav,url="http://x/\\":', rclone_config="/ä \\n\"'",
+            stages=("pretrain", "gate"), shell=False, bwlimit="1M", poll=0.5,
+        ),
+    ],
+)  # fmt: skip
+def test_written_settings_are_read_as_they_were(layout, settings):
+    layout.settings.write_text(toml_text(settings), "utf-8")
+    assert load_settings(layout, {}, {}) == settings
+    assert set(tomllib.loads(toml_text(settings))) <= set(CASES)
+
+
+# The key
+
+
+def test_a_key_is_read_as_it_was_written_and_only_by_its_owner(layout):
+    key = Key.new()
+    key.save(layout)
+    assert load_key(layout, {}) == key
+    assert stat.S_IMODE(layout.key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(layout.private.stat().st_mode) == 0o700
+
+
+def test_a_private_folder_that_was_open_is_closed(layout):
+    layout.private.mkdir(mode=0o755)
+    make_private(layout)
+    assert stat.S_IMODE(layout.private.stat().st_mode) == 0o700
+
+
+def test_the_environments_key_goes_before_the_files(layout):
+    Key.new().save(layout)
+    other = Key.new()
+    assert load_key(layout, {"SYNCD_KEY": f" {other.line()}\n"}) == other
+
+
+def test_no_key_is_none_and_seals_nothing(layout):
+    assert load_key(layout, {}) is None
+    assert (sealer(None).folder, sealer(None).key) == (UNSEALED_FOLDER, b"")
+    key = Key.new()
+    assert (sealer(key).folder, sealer(key).key) == (key.folder, key.secret)
+
+
+def wrong_keys(line):
+    return [
+        "", "syncd1", line[:-1], line[:-9], line[1:], f"{line}=", f"{line} {line}",
+        line.replace("syncd1", "syncd2"), line.replace(".", ":"), line[:-5] + "é" + line[-4:],
+        line[:40] + "+" + line[41:], line[:40] + "!" + line[40:], line.replace(".", "..", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", range(13))
+def test_a_key_that_is_wrong_or_cut_short_is_refused_and_never_shown(layout, place):
+    line = Key.new().line()
+    wrong = wrong_keys(line)[place]
+    make_private(layout)
+    layout.key.write_text(wrong, "utf-8")
+    for load, origin in [
+        (lambda: load_key(layout, {}), str(layout.key)),
+        (lambda: load_key(layout, {"SYNCD_KEY": wrong or "x"}), "$SYNCD_KEY"),
+    ]:
+        with pytest.raises(ConfigError, match="read the key") as caught:
+            load()
+        told = "".join(traceback.format_exception(caught.value))
+        assert line.rpartition(".")[2][8:20] not in told
+        assert caught.value.path == origin
+
+
+def test_a_key_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        read_key(tmp_path / "none")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read_key(tmp_path)
+
+
+def test_a_key_shows_its_folder_and_not_itself():
+    key = Key.new()
+    for text in (repr(key), str(key), f"{key}", "%s" % key, repr([key])):  # noqa: UP031
+        assert key.folder in text
+        assert repr(key.secret)[2:10] not in text
+        assert key.line().rpartition(".")[2] not in text
+
+
+def test_two_keys_are_different():
+    assert len({Key.new().line() for _ in range(50)}) == 50
