@@ -19,133 +19,43 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
-from protocol.errors import BusyError, DataError, ExitCode, RunFailedError, UsageError
-from protocol.publish import fsync_dir, make_dirs, publish_json
-from protocol.schema import decode
+from protocol.errors import BusyError, DataError, ExitCode, RunFailedError
+from protocol.publish import make_dirs, publish_json
+from syncd.attempt_files import (
+    DEFAULT_GRACE,
+    EXIT,
+    LOCK,
+    LOCK_PATIENCE,
+    SPEC,
+    STAGE,
+    STOP,
+    SUPERVISOR,
+    SUPERVISOR_LOG,
+    AttemptSpec,
+    LogFile,
+    StageStart,
+    StopRequest,
+    read_file,
+    read_spec,
+    take_lock,
+)
 from syncd.causes import ExitRecord, Facts, StopReason, judge
 from syncd.platform import Identity, boot_id, process_start
+from syncd.process_tree import descendants, end_processes, marked
 
-DEFAULT_GRACE = 10.0
 SPAWN_WAIT = 30.0
-# How long a process may take to die of SIGKILL before it is reported: one in an uninterruptible
-# call (a dead network or FUSE mount, a GPU driver) does not.
-KILL_PATIENCE = 10.0
 # In the environment of each process of an attempt, with the attempt's folder: it finds those that
 # left the process tree while no supervisor was there to adopt them.
 MARK = "SYNCD_SUPERVISED"
 KEY_VARIABLE = "SYNCD_KEY"
-
-SPEC, SUPERVISOR, STAGE, STOP, EXIT = (
-    f"{name}.json" for name in ("spec", "supervisor", "stage", "stop", "exit")
-)
-SUPERVISOR_LOG = "supervisor.log"
-LOCK = "lock"
-LOCK_PATIENCE = 0.5
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SpecFields:
-    run_id: str
-    stage: str
-    attempt: int
-    line: str
-    environ: Mapping[str, str] = field(default_factory=dict)
-    cwd: str
-    log: str
-    timeout: float | None = None
-    grace: float = DEFAULT_GRACE
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttemptSpec(_SpecFields):
-    """What an attempt runs. `timeout` and `grace`, between SIGTERM and SIGKILL, are in seconds.
-
-    `line` is the queue's; `command` a string for `/bin/sh -c` or the arguments of a program;
-    `environ` is added to the daemon's environment; `cwd` and `log` are absolute paths.
-
-    Raises UsageError when a field has a value that no attempt could run with.
-    """
-
-    command: str | tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        given = self.environ
-        for name, good, want in (
-            ("attempt", self.attempt >= 1, "1 or more"),
-            ("command", bool(self.argv[0]), "a program"),
-            ("command", not any("\0" in word for word in self.argv), "without NUL characters"),
-            ("environ", all(_is_variable(k, v) for k, v in given.items()), "names and values"),
-            ("cwd", _is_path(self.cwd), "an absolute path"),
-            ("log", _is_path(self.log), "an absolute path"),
-            ("timeout", self.timeout is None or self.timeout > 0, "seconds above 0, or null"),
-            ("grace", self.grace >= 0, "seconds, 0 or more"),
-        ):
-            if not good:
-                raise UsageError(
-                    f"run {self.run_id}, attempt {self.attempt}",
-                    why=f"{name} is {getattr(self, name)!r}, and must be {want}",
-                )
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        """The program and its arguments."""
-        if isinstance(self.command, str):
-            return ("/bin/sh", "-c", self.command) if self.command.strip() else ("",)
-        return self.command or ("",)
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Any) -> AttemptSpec:
-        """Read what `to_json` wrote. Raises ValueError."""
-        fields = decode(_SpecFields, value)
-        command = value.get("command")
-        if isinstance(command, list) and all(isinstance(word, str) for word in command):
-            command = tuple(command)
-        elif not isinstance(command, str):
-            raise ValueError("AttemptSpec.command is neither a string nor a list of strings")
-        try:
-            return cls(**vars(fields), command=command)
-        except UsageError as error:
-            raise ValueError(str(error)) from error
-
-
-def _is_variable(name: str, value: str) -> bool:
-    return bool(name) and "=" not in name and "\0" not in name + value
-
-
-def _is_path(path: str) -> bool:
-    return os.path.isabs(path) and "\0" not in path
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageStart:
-    """The stage's own process, and when it was started (seconds since the epoch)."""
-
-    identity: Identity
-    time: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopRequest:
-    """A request to end an attempt, and when it was made (seconds since the epoch)."""
-
-    reason: StopReason
-    time: float
 
 
 @dataclass(frozen=True)
@@ -395,82 +305,6 @@ def exit_record(folder: Path, facts: Facts) -> ExitRecord:
     )
 
 
-def read_file(path: Path, cls: type[T]) -> T | None:
-    """Read one of an attempt's files; None when it is not there. Raises DataError."""
-    try:
-        return decode(cls, json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError("read an attempt's file", path=path, why=str(error)) from error
-
-
-def read_spec(folder: Path) -> AttemptSpec:
-    """Read an attempt's spec. Raises DataError."""
-    path = folder / SPEC
-    try:
-        return AttemptSpec.from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError("read an attempt's spec", path=path, why=str(error)) from error
-
-
-def take_lock(path: Path, *, patience: float) -> int | None:
-    """Take the run's lock and return its descriptor, which holds it wherever it is inherited.
-
-    None when another process has held it for `patience` seconds.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(fd)
-                return None
-            time.sleep(0.01)
-
-
-class LogFile:
-    """A stage's log, opened for appending; the stage writes to this very descriptor.
-
-    Raises OSError: when it cannot be opened, and from each method.
-    """
-
-    def __init__(self, path: Path) -> None:
-        make_dirs(path.parent)
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        fsync_dir(path.parent)
-
-    def line(self, line: bytes) -> None:
-        """Append a line of ours, on a line of its own whatever the stage left unfinished."""
-        size = self.size()
-        whole = size == 0 or os.pread(self.fd, 1, size - 1) == b"\n"
-        view = memoryview(line if whole else b"\n" + line)
-        while view:
-            view = view[os.write(self.fd, view) :]
-
-    def size(self) -> int:
-        """Return how many bytes it has."""
-        return os.fstat(self.fd).st_size
-
-    def tail(self, limit: int, since: int) -> bytes:
-        """Return up to `limit` bytes from the end, of those after the first `since`."""
-        end = self.size()
-        if since > end:  # somebody has cut it meanwhile
-            since = 0
-        at = max(since, end - limit)
-        return os.pread(self.fd, end - at, at)
-
-    def close(self) -> None:
-        """Make it durable and close it."""
-        try:
-            os.fsync(self.fd)
-        finally:
-            os.close(self.fd)
-
-
 def remains(folder: Path) -> list[Identity]:
     """Return the living processes of an attempt, found without its supervisor's help.
 
@@ -480,86 +314,5 @@ def remains(folder: Path) -> list[Identity]:
     """
     start = read_file(folder / STAGE, StageStart)
     roots = [start.identity] if start and start.identity.alive() else []
-    roots += _marked(f"{MARK}={os.path.abspath(folder)}".encode())
+    roots += marked(f"{MARK}={os.path.abspath(folder)}".encode())
     return list(dict.fromkeys([*roots, *descendants(roots)]))
-
-
-def _marked(variable: bytes) -> Iterator[Identity]:
-    for pid in _process_ids():
-        # The identity first: should the process id change hands after it, it is of a dead process.
-        process = Identity.of(pid)
-        with contextlib.suppress(OSError):  # gone, or another user's
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if variable in environ and process is not None and process.alive():
-                yield process
-
-
-def descendants(roots: Iterable[Identity]) -> list[Identity]:
-    """Return the living descendants of `roots`, those in sessions of their own included.
-
-    One that is started meanwhile may be missed: ask until none is left.
-    """
-    children: dict[int, list[int]] = {}
-    for pid in _process_ids():
-        children.setdefault(_parent(pid), []).append(pid)
-    found: list[Identity] = []
-    frontier = list(roots)
-    while frontier:
-        parent = frontier.pop()
-        for pid in children.get(parent.pid, ()):
-            child = Identity.of(pid)
-            # In this order, so that no change of hands of either process id goes unnoticed.
-            if child and child.alive() and _parent(pid) == parent.pid and parent.alive():
-                found.append(child)
-                frontier.append(child)
-    return found
-
-
-def _process_ids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-
-
-def _parent(pid: int) -> int:
-    """Return the process id of the parent (proc_pid_stat(5), field 4), 0 when there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    return int(stat[stat.rindex(b")") + 1 :].split()[1])
-
-
-def end_processes(
-    find: Callable[[], Sequence[Identity] | None], grace: float, pause: Callable[[float], object]
-) -> bool:
-    """End all that `find` finds, until it returns None: SIGTERM, after `grace` seconds SIGKILL.
-
-    Each process is asked once with each signal, those that appear meanwhile too. `pause` waits
-    for up to so many seconds. Returns whether a SIGKILL was needed.
-
-    Raises BusyError when some survive SIGKILL for 10 s, as in a call that cannot be interrupted.
-    """
-    left: Sequence[Identity] | None = ()
-    for sig, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, KILL_PATIENCE)):
-        deadline, step = time.monotonic() + patience, 0.01
-        asked: set[Identity] = set()
-        while (left := find()) is not None:
-            for process in left:
-                if process not in asked:
-                    _send(process, sig)
-            asked.update(left)
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                break
-            pause(min(step, remaining))
-            step = min(step * 2, 0.5)
-        else:
-            return sig is signal.SIGKILL and bool(asked)
-    pids = ", ".join(str(process.pid) for process in left or ())
-    raise BusyError("end a stage's processes", why=f"alive after SIGKILL: {pids or 'unknown'}")
-
-
-def _send(process: Identity, sig: signal.Signals) -> None:
-    with contextlib.suppress(PermissionError):  # another user's; it is named if it stays
-        process.signal(sig)
-        if sig is signal.SIGTERM:
-            process.signal(signal.SIGCONT)  # a suspended process acts on SIGTERM only when woken

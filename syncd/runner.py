@@ -27,6 +27,7 @@ from protocol.stage_env import StageEnvironment
 from protocol.stages import Resume, Stage
 from protocol.states import Result, State
 from syncd import attempt, schedule
+from syncd.attempt_files import DEFAULT_GRACE, AttemptSpec, read_spec
 from syncd.causes import ExitRecord, StopReason
 from syncd.payload import PayloadStore, read_stages
 from syncd.records import JournalFile, ResultsFile
@@ -296,7 +297,7 @@ class Runner:
         rotate(log_file)
         return attempt.prepare(
             run_dir,
-            attempt.AttemptSpec(
+            AttemptSpec(
                 run_id=entry.run_id,
                 stage=entry.stage,
                 attempt=number,
@@ -397,7 +398,7 @@ class Runner:
         """The runs that this one came after, as its last attempt was told."""
         folder = attempt.attempt_dir(self.run_dir(entry.run_id), entry.attempts)
         try:
-            after = json.loads(attempt.read_spec(folder).environ["SYNCD_AFTER"])
+            after = json.loads(read_spec(folder).environ["SYNCD_AFTER"])
         except (UserError, KeyError, ValueError):
             return {}
         return {str(k): str(v) for k, v in after.items()} if isinstance(after, dict) else {}
@@ -414,6 +415,6 @@ class Runner:
 
 def _grace(folder: Path) -> float:
     try:
-        return attempt.read_spec(folder).grace
+        return read_spec(folder).grace
     except UserError:
-        return attempt.DEFAULT_GRACE
+        return DEFAULT_GRACE

@@ -35,28 +35,22 @@ from typing import NoReturn
 from protocol.errors import BusyError, DataError, ExitCode
 from protocol.logs import LogStart
 from protocol.publish import publish_bytes, publish_json
-from syncd.attempt import (
+from syncd.attempt import KEY_VARIABLE, MARK, exit_record, record_unseen, remains, stop_requested
+from syncd.attempt_files import (
     EXIT,
-    KEY_VARIABLE,
     LOCK,
     LOCK_PATIENCE,
-    MARK,
     STAGE,
     SUPERVISOR,
     AttemptSpec,
     LogFile,
     StageStart,
-    descendants,
-    end_processes,
-    exit_record,
     read_spec,
-    record_unseen,
-    remains,
-    stop_requested,
     take_lock,
 )
 from syncd.causes import Facts, OomKills, StopReason, full_folders
 from syncd.platform import Identity
+from syncd.process_tree import descendants, end_processes
 
 POLL = 0.2
 # What ends by itself once the stage has (multiprocessing's resource tracker) is given this long.

@@ -18,30 +18,25 @@ import pytest
 from protocol.errors import BusyError, DataError, RunFailedError, UsageError
 from protocol.logs import LogEnd, parse_log_line
 from protocol.states import Result
-from syncd import attempt
+from syncd import attempt, process_tree
 from syncd.attempt import (
-    AttemptSpec,
     Ended,
     NeverStarted,
     Orphaned,
     Running,
-    StageStart,
     Vanished,
-    descendants,
-    end_processes,
     kill_orphan,
     observe,
     prepare,
-    read_file,
-    read_spec,
     remains,
     request_stop,
     spawn,
     stop_requested,
-    take_lock,
 )
+from syncd.attempt_files import AttemptSpec, StageStart, read_file, read_spec, take_lock
 from syncd.causes import StopReason
 from syncd.platform import Identity, boot_id
+from syncd.process_tree import descendants, end_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the worker runs on Linux")
 
@@ -127,7 +122,8 @@ def kill_supervisor(folder: Path) -> None:
 
 def daemon(code: str, **more: Any) -> subprocess.Popen[bytes]:
     """Start a process that runs `code`, as a daemon would, with this module's names."""
-    program = f"import os, signal\nfrom pathlib import Path\nfrom syncd.attempt import *\n{code}"
+    names = "from syncd.attempt import *\nfrom syncd.attempt_files import *"
+    program = f"import os, signal\nfrom pathlib import Path\n{names}\n{code}"
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, **more)
 
 
@@ -497,7 +493,7 @@ def test_a_command_that_is_neither_text_nor_words_is_refused(tmp_path: Path, com
 
 
 def test_a_process_that_survives_sigkill_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "KILL_PATIENCE", 0.05)
+    monkeypatch.setattr(process_tree, "KILL_PATIENCE", 0.05)
     immortal = Identity(4_000_000, "1", boot_id())
     with pytest.raises(BusyError, match="alive after SIGKILL: 4000000"):
         end_processes(lambda: [immortal], 0.05, time.sleep)

@@ -18,16 +18,8 @@ import pytest
 
 from protocol.logs import LogEnd, LogStart, parse_log_line
 from protocol.states import Result
-from syncd.attempt import (
-    AttemptSpec,
-    StageStart,
-    attempt_dir,
-    prepare,
-    read_file,
-    remains,
-    request_stop,
-    take_lock,
-)
+from syncd.attempt import attempt_dir, prepare, remains, request_stop
+from syncd.attempt_files import AttemptSpec, StageStart, read_file, take_lock
 from syncd.causes import ExitRecord, StopReason
 from syncd.platform import Identity
 
