@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from ends import Ends
-from servers import SERVERS, Server, WebdavServer
+from places import Place
+from servers import SERVERS, WebdavServer
 
 from syncd.rclone import Rclone
 from syncd.remote import RcloneRemote
-
-
-@dataclass
-class Place:
-    """A remote under test: `root` is where its files lie, `server` what serves them, if any."""
-
-    remote: RcloneRemote
-    rclone: Rclone
-    root: Path
-    server: Server | None
 
 
 @pytest.fixture
