@@ -25,7 +25,7 @@ import hmac
 import json
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protocol.errors import DataError, RefusedError
@@ -120,7 +120,7 @@ class Sealer:
     """Seals and opens the objects of one folder; `key` is 32 bytes, or b"" for none."""
 
     folder: str
-    key: bytes = b""
+    key: bytes = field(default=b"", repr=False)
 
     def _header(self, writer: Writer, kind: Kind, seq: int, codec: str) -> dict[str, object]:
         return {

@@ -79,7 +79,7 @@ def init(
     role: Role = Role.CONTROLLER,
     remote: str,
     folder: Folder = None,
-    key_file: Path | None = None,
+    key_file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     unsealed: Flag = False,
     rclone_config: str = "",
 ) -> None:
@@ -195,7 +195,7 @@ def run(
     help_epilogue=("Examples:\n\n    syncd sh 'nvidia-smi' --wait\n    syncd sh - < clean.sh\n")
 )
 def sh(
-    command: str,
+    command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     *,
     wait: Annotated[bool, Parameter(name=["--wait", "-w"], negative=())] = False,
     folder: Folder = None,
@@ -409,9 +409,17 @@ def demo(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code. A fault of ours raises."""
+    from syncd.show import plain_console
+
     tokens = sys.argv[1:] if arguments is None else arguments
     try:
-        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        app(
+            tokens,
+            console=plain_console(),
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
         sys.stdout.flush()  # here, where a reader that has gone is no fault
     except UserError as error:
         return _fail(str(error), error.exit_code)

@@ -268,7 +268,11 @@ class Link:
 
     def _take(self, writer: Writer, message: Message) -> None:
         if not isinstance(message, Ack):
-            self.incoming.apply(writer, message)
+            try:
+                self.incoming.apply(writer, message)
+            except RefusedError as error:
+                # One bad message must not keep the good ones after it away for ever.
+                self.refused[f"{writer} {message.type} {error.what}"] = str(error)
         elif message.writer == self.state.get("writer"):
             self.state.put("acked_by_peer", max(message.seq, self.acked()))
 

@@ -80,7 +80,7 @@ class Runner:
         for (text,) in rows:
             message = decode(QueuedCommand, json.loads(text))
             try:
-                command = None if message.error else parse_command(message.line)
+                command = parse_command(message.line)
             except UserError as error:
                 log.warning("command %d: %s", message.number, error)
                 command = None

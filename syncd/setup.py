@@ -7,10 +7,11 @@ import re
 import sys
 from pathlib import Path
 
-from protocol.errors import ConfigError, UsageError
+from protocol.errors import ConfigError, RemoteError, UsageError
 from protocol.paths import Layout
 from protocol.publish import make_dirs, publish_bytes
 from protocol.wire import Role
+from syncd.admin import Admin
 from syncd.config import (
     Key,
     Settings,
@@ -45,7 +46,8 @@ def initialise(
     """Write an end's settings, key and first files; return what to tell the user.
 
     What is there already stays, but for the settings. Raises ConfigError when the key cannot be
-    had, UsageError for options that do not go together.
+    had, RemoteError when rclone does not know the remote, UsageError for options that do not go
+    together.
     """
     if unsealed and key_file:
         raise UsageError("syncd init", why="--unsealed and --key-file do not go together")
@@ -59,6 +61,7 @@ def initialise(
     settings = Settings(role=role, remote=_absolute(remote), rclone_config=rclone_config)
     key = None if unsealed else _key(layout, role, key_file)
     _check_role(layout, role)
+    _check_remote(settings)
     try:
         _write(layout, settings, key)
     except OSError as error:
@@ -78,6 +81,22 @@ def _check_role(layout: Layout, role: Role) -> None:
             path=layout.root,
             why=f"it is the {known}'s end, and has been at work",
             hint=f"Make the {role}'s end in another folder.",
+        )
+
+
+def _check_remote(settings: Settings) -> None:
+    """A named remote must be one that rclone has. Raises RemoteError."""
+    named = re.match(r"([^:,/\\]+):", settings.remote)
+    if not named or os.path.isabs(settings.remote):
+        return
+    config = Path(settings.rclone_config) if settings.rclone_config else None
+    known = Admin(config=config).remotes()
+    if named[1] not in known:
+        raise RemoteError(
+            "syncd init",
+            path=settings.remote,
+            why=f"rclone has no remote {named[1]!r}",
+            hint=f"It has: {', '.join(known) or 'none'}. `rclone config` makes one.",
         )
 
 

@@ -32,9 +32,19 @@ _STYLES = {
 COMMANDS_SHOWN = 20
 
 
+class _PlainConsole(Console):
+    """One that leaves it to the caller what to do when the reader of its output has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def plain_console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is: no markup, no emoji, no guessed highlights."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    """Return a console that prints text as it is: no markup, no emoji, no guessed highlights.
+
+    Its prints raise BrokenPipeError when the reader of the output has gone.
+    """
+    return _PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def _table(*columns: str, whole: int) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import time
@@ -73,6 +74,8 @@ class WorkerStatus:
         if before is None or _news(before) != _news(self._status):
             text = render_status(self._status, now=self._status.time)
             publish_bytes(self._layout.status, text.encode("utf-8"))
+            kept = json.dumps(asdict(self._status)).encode("utf-8")
+            publish_bytes(self._layout.private / "status.json", kept, mode=0o600)
 
     def collect(self) -> list[StatusReport]:
         """Return the status when it is news, or when it is time for a heartbeat."""

@@ -229,3 +229,7 @@ def test_the_newest_writer_has_the_highest_epoch_then_the_highest_nonce():
     assert max([*writers, WORKER]) == WORKER
     assert WORKER.role.peer is Role.CONTROLLER
     assert CONTROLLER.role.peer is Role.WORKER
+
+
+def test_the_key_is_not_in_the_repr_of_a_sealer():
+    assert "secret" not in repr(Sealer(folder="f", key=b"secret" * 6))

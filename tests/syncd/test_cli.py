@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from waiting import eventually
 from protocol.journal import JournalRecord
 from protocol.messages import QueuedCommand
 from protocol.paths import Layout
+from protocol.queue import ShellCommand, parse_command
 from protocol.results import Results, RunRecord
 from protocol.states import Result, State
 from protocol.status import Status
@@ -27,11 +27,14 @@ from syncd.streams import rotate
 
 
 @pytest.fixture(autouse=True)
-def own_environment(monkeypatch):
+def own_environment(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith("SYNCD_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "80")
+    config = tmp_path / "rclone.conf"
+    config.write_text("[drive]\ntype = local\n")
+    monkeypatch.setenv("RCLONE_CONFIG", str(config))
 
 
 @pytest.fixture
@@ -87,8 +90,8 @@ def process(*words, **how):
 MISTAKES = {
     "no command of that name": (["lunch"], 2, "lunch"),
     "no such option": (["status", "--colour"], 2, "--colour"),
-    "an argument is missing": (["run"], 2, "STAGE"),
-    "not a number of lines": (["logs", "hello", "-n", "-1"], 2, "lines"),
+    "an argument is missing": (["run"], 2, "requires an argument"),
+    "not a number of lines": (["logs", "hello", "-n", "-1"], 2, "Must be >= 0"),
     "an unknown stage": (["run", "helo"], 3, "Did you mean 'hello'?"),
     "an unknown stage to stop": (["stop", "helo"], 3, "Did you mean 'hello'?"),
     "not the name of a stage": (["run", "a/b"], 3, "stage name 'a/b'"),
@@ -139,7 +142,7 @@ def test_files_that_are_wrong_have_their_exit_codes(command, busy):
 
 def test_nothing_is_appended_at_the_workers_end(command, tmp_path, laptop):
     worker = Layout(tmp_path / "vm")
-    initialise(worker, role=Role.WORKER, remote="x:", key_file=laptop.key)
+    initialise(worker, role=Role.WORKER, remote="drive:x", key_file=laptop.key)
     code, _, errors = command("sh", "true", folder=worker.root)
     assert (code, "this end is the worker's" in errors) == (2, True)
     assert not worker.queue.exists()
@@ -151,7 +154,7 @@ def test_a_mistake_in_a_process_of_its_own_has_no_traceback(tmp_path):
     assert done.stderr.startswith(b"syncd: error: find the shared folder")
     assert b"Traceback" not in done.stderr
     (tmp_path / "file").touch()
-    done = process("init", "--remote", "x:", "--folder", str(tmp_path / "file" / "x"))
+    done = process("init", "--remote", "drive:x", "--folder", str(tmp_path / "file" / "x"))
     assert done.returncode == 3
     assert b"Traceback" not in done.stderr
 
@@ -191,6 +194,15 @@ def test_a_reader_that_leaves_is_no_error(busy):
             ["bash", "-c", line], cwd=busy.root, capture_output=True, check=False, timeout=60
         )
         assert (words, done.returncode, done.stderr) == (words, 0, b"")
+
+
+def test_a_script_is_read_from_standard_input(laptop):
+    done = process("sh", "-", input="echo ä\nexit 3\n".encode(), cwd=laptop.root)
+    assert (done.returncode, done.stderr) == (0, b"")
+    line = laptop.queue.read_text().splitlines()[-1]
+    assert parse_command(line) == ShellCommand("echo ä\nexit 3\n")
+    done = process("sh", "-", input=b"", cwd=laptop.root)
+    assert (done.returncode, b"the command is empty" in done.stderr) == (2, True)
 
 
 # What is printed
@@ -240,7 +252,7 @@ def test_a_command_appends_exactly_one_line(command, laptop):
     assert command("sh", "echo ä")[0] == 0
     lines = laptop.queue.read_text("utf-8").splitlines()
     assert lines[:3] == ["# mine", "run:hello", "run:hello"]
-    assert base64.b64decode(lines[3].removeprefix("sh:")).decode() == "echo ä"
+    assert parse_command(lines[3]) == ShellCommand("echo ä")
     assert len(lines) == 4
 
 
@@ -292,6 +304,14 @@ def test_init_makes_an_end_that_the_other_commands_find(command, tmp_path, monke
     monkeypatch.delenv("SYNCD_FOLDER")
     monkeypatch.chdir(folder / "serve")
     assert command("status", folder=None)[0] == 0
+
+
+def test_a_worker_takes_its_key_from_standard_input(laptop, tmp_path):
+    words = ["init", "--role", "worker", "--remote", "drive:x", "--key-file", "-"]
+    folder = tmp_path / "vm"
+    done = process(*words, "--folder", str(folder), input=laptop.key.read_bytes())
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert Layout(folder).key.read_bytes() == laptop.key.read_bytes()
 
 
 def test_completion_can_be_installed(command):

@@ -297,3 +297,18 @@ def test_a_message_of_another_kind_of_end_is_still_handed_on_in_order(cast: Cast
     assert vm.link.push()
     laptop.listen()
     assert seen[-1] == append
+
+
+def test_a_message_that_is_refused_does_not_keep_the_next_ones_away(cast: Cast) -> None:
+    laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    heard = vm.apply
+
+    def picky(writer: Writer, message: Message) -> None:
+        if isinstance(message, Grant) and message.writer == "bad":
+            raise RefusedError("take a word", why="it is bad")
+        heard(writer, message)
+
+    vm.apply = picky  # type: ignore[method-assign]
+    laptop.say("a", "bad", "b")
+    assert vm.listen() == ["a", "b"]
+    assert list(vm.link.refused.values()) == ["take a word: it is bad"]

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from crashing import taken_back
 
 from protocol.journal import JournalRecord
 from protocol.results import Results, RunRecord
@@ -16,10 +17,6 @@ from syncd.records import JournalFile, ResultsFile
 from syncd.state import State as Database
 
 WORKER = "w-000001-7f3a9c02"
-
-
-class Crash(Exception):
-    pass
 
 
 @pytest.fixture
@@ -159,10 +156,9 @@ def test_an_edit_under_a_running_daemon_is_noticed_at_the_next_record(journal, p
 def test_records_of_a_transaction_that_was_taken_back_are_not_doubled(journal, path, state):
     later = [step(3), step(4)]
     for _ in range(3):
-        with pytest.raises(Crash), state.transaction():
+        with taken_back(state):
             for record in later:
                 journal.add(record)
-            raise Crash
         assert 3 not in journal.newest
     for record in later:
         journal.add(record)
@@ -325,9 +321,8 @@ def test_a_result_of_a_transaction_that_was_taken_back_is_published_when_it_come
     state, results_path
 ):
     results = ResultsFile(state, results_path)
-    with pytest.raises(Crash), state.transaction():
+    with taken_back(state):
         results.add(run(1))
-        raise Crash
     results.publish()
     assert Results.load(results_path).runs == {}
     assert results.add(run(1))

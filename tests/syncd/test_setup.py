@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ConfigError, UsageError
+from protocol.errors import ConfigError, RemoteError, UsageError
 from protocol.paths import Layout
 from protocol.wire import Role
 from syncd.config import Key, load_key, load_settings
@@ -20,6 +20,21 @@ from syncd.setup import _absolute, initialise
 @pytest.fixture
 def layout(tmp_path):
     return Layout(tmp_path / "new" / "laptop")
+
+
+@pytest.fixture(autouse=True)
+def configured(tmp_path, monkeypatch):
+    """rclone's configuration, in which there is a remote `drive`."""
+    path = tmp_path / "rclone.conf"
+    path.write_text("[drive]\ntype = local\n")
+    monkeypatch.setenv("RCLONE_CONFIG", str(path))
+
+
+def test_a_remote_that_rclone_does_not_know_is_refused_with_those_it_has(tmp_path):
+    layout = Layout(tmp_path / "end")
+    with pytest.raises(RemoteError, match=r"no remote 'drvie'\. It has: drive\."):
+        initialise(layout, role=Role.CONTROLLER, remote="drvie:syncd")
+    assert not layout.root.exists()
 
 
 def test_a_controllers_end_has_all_that_a_person_needs(layout):

@@ -7,6 +7,7 @@ import stat
 import threading
 
 import pytest
+from crashing import taken_back
 
 from protocol.errors import DataError
 from syncd.state import SCHEMA_VERSION, State
@@ -33,9 +34,8 @@ def test_only_its_owner_can_read_it(tmp_path, state):
 
 
 def test_a_transaction_that_fails_leaves_nothing(state):
-    with pytest.raises(KeyError), state.transaction():
+    with taken_back(state):
         state.put("a", 1)
-        raise KeyError
     assert state.get("a") is None
     with state.transaction():
         state.put("a", 2)
@@ -43,10 +43,8 @@ def test_a_transaction_that_fails_leaves_nothing(state):
 
 
 def test_a_nested_transaction_is_part_of_the_outer_one(state):
-    with pytest.raises(KeyError), state.transaction():
-        with state.transaction():
-            state.put("a", 1)
-        raise KeyError
+    with taken_back(state), state.transaction():
+        state.put("a", 1)
     assert state.get("a") is None
 
 
@@ -56,17 +54,16 @@ def test_what_is_kept_in_memory_hears_of_a_rollback_once_and_of_a_commit_never(s
     def undo():
         heard.append(state.get("a"))
 
-    with pytest.raises(KeyError), state.transaction():
+    with taken_back(state):
         state.put("a", 1)
         state.on_rollback(undo)
         with state.transaction():
             state.on_rollback(undo)
-        raise KeyError
     assert heard == [None]
     with state.transaction():
         state.on_rollback(undo)
-    with pytest.raises(KeyError), state.transaction():
-        raise KeyError
+    with taken_back(state):
+        pass
     assert heard == [None]
     with pytest.raises(RuntimeError):
         state.on_rollback(undo)
@@ -90,13 +87,16 @@ def test_another_thread_sees_a_transaction_whole_or_not_at_all(state):
 
 
 def test_a_full_disk_is_told_as_such_and_does_not_lock_the_state(state):
-    pages = state.row("PRAGMA page_count")[0]
-    state.run("PRAGMA cache_spill = 0")
+    (pages,) = state.row("PRAGMA page_count")
     state.rows(f"PRAGMA max_page_count = {pages + 2}")
-    with pytest.raises(DataError, match=r"keep the state: .*state\.db: database or disk is full"):
+
+    def fill():
         with state.transaction():
             for number in range(100):
                 state.put(f"long {number}", "x" * 10_000)
+
+    with pytest.raises(DataError, match=r"keep the state: .*state\.db: database or disk is full"):
+        fill()
     state.rows("PRAGMA max_page_count = 100000")
     with state.transaction():
         state.put("a", 1)
@@ -141,5 +141,5 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 def test_a_state_of_a_newer_version_is_left_alone(tmp_path, state):
     state.run(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     state.close()
-    with pytest.raises(DataError, match="it is of version 2.*newer one"):
+    with pytest.raises(DataError, match=r"it is of version 2.*newer one"):
         State(tmp_path / "state.db")

@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from crashing import taken_back
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +17,6 @@ from syncd.state import State
 from syncd.streams import Joins, Tails, rotate, rotated
 
 LOG = "in/pretrain.log"
-
-
-class Crash(Exception):
-    pass
 
 
 class Pair:
@@ -106,9 +103,8 @@ def test_the_budget_bounds_what_is_read_and_nothing_is_lost_by_it(pair):
 
 def test_a_collect_that_was_taken_back_comes_again(pair):
     pair.write(b"one\n")
-    with pytest.raises(Crash), pair.states[0].transaction():
+    with taken_back(pair.states[0]):
         pair.tails.collect(LOG, 100, terminal=False)
-        raise Crash
     pair.write(b"two\n")
     (message,) = pair.collect()
     assert (message.start, message.blob) == (0, b"one\ntwo\n")
@@ -248,10 +244,9 @@ def test_a_crash_between_the_write_and_the_commit_doubles_nothing(pair, before):
     known = pair.target.read_bytes() if before else b""
     messages = [segment(0, b"one\n"), segment(4, b"two\n")]
     for crash_after in (1, 2):
-        with pytest.raises(Crash), pair.states[1].transaction():
+        with taken_back(pair.states[1]):
             for message in messages[:crash_after]:
                 pair.joins.apply(message)
-            raise Crash
     pair.deliver(messages)
     assert pair.target.read_bytes() == known + b"one\ntwo\n"
 
@@ -268,10 +263,9 @@ def test_a_crash_just_after_a_rotation_doubles_nothing(pair, monkeypatch):
     monkeypatch.setattr(streams, "rotate", lambda path: rotate(path, limit=8))
     pair.deliver([segment(0, b"a long line\n")])
     messages = [segment(0, b"one\n", "t"), segment(4, b"two\n", "t")]
-    with pytest.raises(Crash), pair.states[1].transaction():
+    with taken_back(pair.states[1]):
         for message in messages:
             pair.joins.apply(message)
-        raise Crash
     pair.deliver(messages)
     assert pair.target.read_bytes() == b"one\ntwo\n"
     assert rotated(pair.target).read_bytes() == b"a long line\n"
@@ -359,11 +353,9 @@ def test_any_growth_with_any_collects_arrives_byte_for_byte(tmp_path_factory, da
             pair.send()
             rotate(pair.source, limit=1)
         elif action == "crash":
-            with pytest.raises(Crash), pair.states[1].transaction():
-                with pair.states[0].transaction():
-                    for message in pair.tails.collect(LOG, 30, terminal=False):
-                        pair.joins.apply(message)
-                    raise Crash
+            with taken_back(pair.states[1]), taken_back(pair.states[0]):
+                for message in pair.tails.collect(LOG, 30, terminal=False):
+                    pair.joins.apply(message)
         else:
             messages = pair.collect(budget=data.draw(st.integers(0, 60)))
             pair.deliver(messages)

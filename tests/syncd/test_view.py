@@ -75,7 +75,7 @@ def test_the_folder_is_found_from_anywhere_inside(layout):
 
 
 def test_a_folder_that_is_none_is_told(tmp_path, layout):
-    with pytest.raises(ConfigError, match="has a syncd.toml.*syncd init"):
+    with pytest.raises(ConfigError, match=r"has a syncd\.toml.*syncd init"):
         find_folder(tmp_path)
     with pytest.raises(ConfigError, match="there is no such folder"):
         find_folder(layout.root / "tpyo")  # not the folder around it
@@ -214,8 +214,7 @@ def test_waiting_tells_each_change_of_the_first_such_command_and_ends(layout, da
     told = []
 
     def wait():
-        for found in wait_for(layout, "run:hello", 1):
-            told.append((found.number, found.state))
+        told.extend((found.number, found.state) for found in wait_for(layout, "run:hello", 1))
 
     thread = threading.Thread(target=wait)
     thread.start()
