@@ -28,7 +28,7 @@ from syncd.contents import Contents
 from syncd.link import FencedError, Link
 from syncd.platform import exclusive_lock
 from syncd.rclone import Rclone
-from syncd.remote import RcloneRemote
+from syncd.remote import RcloneRemote, Transient
 from syncd.state import State
 from syncd.watch import Watcher
 
@@ -64,6 +64,7 @@ class Daemon(ABC):
         self._stopping = threading.Event()
         self._active = time.monotonic()
         self._discovered = 0.0
+        self._hosted: Path | None = None
         self.push_loop = Loop("push", self._push, lambda: 1.0)
         self.pull_loop = Loop("pull", self._pull, self._poll_interval)
         self.bulk_loop = Loop("bulk", self.bulk, lambda: 2.0)
@@ -177,22 +178,39 @@ class Daemon(ABC):
             self.state, folders["content"] / "payload", lambda: self.link
         )
         self.setup()
-        self.remote.make_root()
-        try:
-            self.link.open()
-        except FencedError as error:
-            # The loops start all the same: there may be stages to be stopped.
-            self.fenced = error
+        self._reach()
         self.recovered()
         log.info("%s %s, remote %s", self.settings.role, self.link.writer, self.settings.remote)
+
+    def _reach(self) -> None:
+        """Open the link. A remote that cannot be reached is waited for by an end that is new; one
+        that has been at work goes on with what it has, and its loops try again."""
+        failures = 0
+        while True:
+            try:
+                self.remote.make_root()
+                self.link.open()
+                return
+            except FencedError as error:
+                # The loops start all the same: there may be stages to be stopped.
+                self.fenced = error
+                return
+            except Transient as error:
+                log.warning("%s", error)
+                if self.state.get("writer"):
+                    return
+                failures += 1
+                time.sleep(min(0.5 * 2**failures, MAX_PAUSE_SECONDS))
 
     def _loops(self) -> list[Loop]:
         return [self.main_loop, self.push_loop, self.pull_loop, self.bulk_loop, *self.more_loops()]
 
     def _start_threads(self, stack: contextlib.ExitStack) -> list[threading.Thread]:
         watched = self.watched()
-        if (folder := self.remote.local_path()) is not None:
-            watched.append((folder, self.pull_loop))
+        with contextlib.suppress(Transient):  # cannot be reached now, so it is not on this disk
+            self._hosted = self.remote.local_path()
+        if self._hosted is not None:
+            watched.append((self._hosted, self.pull_loop))
         for path, loop in watched:
             watcher = Watcher([path], loop.wake.set, rescan_every=RESCAN_SECONDS)
             stack.enter_context(watcher)
@@ -285,7 +303,7 @@ class Daemon(ABC):
             self.push_loop.wake.set()
 
     def _poll_interval(self) -> float:
-        if self.remote.local_path() is not None:
+        if self._hosted is not None:
             return 1.0  # a watcher wakes it
         idle = time.monotonic() - self._active > IDLE_AFTER_SECONDS
         return IDLE_POLL_SECONDS if idle else self.settings.poll

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from ends import Ends, processes_of
+from servers import WebdavServer
 from waiting import eventually
 
 from protocol.errors import ExitCode
@@ -240,3 +242,59 @@ def test_a_daemon_that_is_asked_to_end_says_so_and_leaves_its_stages_alone(
     ends.vm.start()
     (ends.vm.layout.store / "go").touch()
     assert ends.ended(1).result is Result.SUCCESS
+
+
+def test_progress_reaches_the_laptop_while_the_stage_runs(local_ends: Ends) -> None:
+    ends = local_ends
+    ends.serve(
+        stages="""
+[stages.train]
+command = '''
+printf '{"step": 3, "total": 12, "unit": "epoch", "message": "loss 0.5"}' > $SYNCD_PROGRESS_FILE.new
+mv $SYNCD_PROGRESS_FILE.new $SYNCD_PROGRESS_FILE
+echo training
+while [ ! -e $SYNCD_STORE/go ]; do sleep 0.05; done'''
+"""
+    )
+    ends.new_vm()
+    ends.laptop.start()
+    ends.vm.start()
+    ends.append("run:train")
+    text = ends.laptop.layout.status
+    eventually(
+        lambda: text.exists() and "25%  3/12 epoch  loss 0.5" in text.read_text(),
+        within=20,
+        what=lambda: ends.told(1),
+    )
+    assert "training" in text.read_text()
+    assert ends.status()["running"][0]["progress"]["step"] == 3
+    (ends.vm.layout.store / "go").touch()
+    assert ends.ended(1).result is Result.SUCCESS
+
+
+def test_a_worker_that_is_started_again_without_its_remote_goes_on_with_what_it_has(
+    webdav: WebdavServer, tmp_path: Path, rclone_config: Path
+) -> None:
+    rclone_config.write_text(webdav.section("there"))
+    ends = Ends(tmp_path, "there:", rclone_config=str(rclone_config))
+    try:
+        start(ends)
+        ends.append("run:wait", "run:count")
+        ends.started(1)
+        ends.ended(2)
+        ends.vm.kill()
+        webdav.kill()
+        ends.vm.start()
+        status = ends.vm.layout.status
+        eventually(
+            lambda: "PROBLEM" in status.read_text() and "wait.0001" in status.read_text(),
+            within=30,
+            what=lambda: ends.told(1),
+        )
+        (ends.vm.layout.store / "go").touch()
+        there = ends.vm.layout.journal
+        eventually(lambda: b'"wait' in there.read_bytes().splitlines()[-1], within=30)
+        webdav.start()
+        assert ends.ended(1, seconds=90).result is Result.SUCCESS
+    finally:
+        ends.close()
