@@ -267,6 +267,7 @@ while [ ! -e $SYNCD_STORE/go ]; do sleep 0.05; done'''
         what=lambda: ends.told(1),
     )
     assert "training" in text.read_text()
+    eventually(lambda: ends.status()["running"], what="the status has no JSON form")
     assert ends.status()["running"][0]["progress"]["step"] == 3
     (ends.vm.layout.store / "go").touch()
     assert ends.ended(1).result is Result.SUCCESS

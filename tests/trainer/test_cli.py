@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ExitCode
-from trainer.cli import main
+from trainer.cli import POOL_COMMANDS, STAGES, main
 from trainer.pool.format import open_pool
 from trainer.pool.sample import read_index
 
@@ -50,7 +51,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     code = main(arguments)
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("trainer: error: ")
+    assert re.search(r"^trainer: error: ", err, re.MULTILINE)
     assert "Traceback" not in err
     return code, err
 
@@ -73,14 +74,22 @@ def test_help_names_every_command_and_comes_without_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["pool build", "pool describe", "pool sample", "pretrain"], ids=str
+    "command",
+    ["", "pool", *(f"pool {name}" for name in POOL_COMMANDS), *STAGES, "check"],
 )
 def test_each_command_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--help"]) == ExitCode.OK
-    shown = capsys.readouterr().out
-    assert f"trainer {command}" in shown
-    assert "For example:" in shown
-    assert f"trainer {command} --" in shown or f"trainer {command} pool --" in shown
+    examples = capsys.readouterr().out.split("\nExamples:\n")[1]
+    assert f"    trainer {command}".rstrip() in examples
+
+
+@pytest.mark.parametrize("code", ExitCode)
+def test_help_says_what_each_exit_code_means(
+    code: ExitCode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--help"]) == ExitCode.OK
+    said = re.search(rf"^ +{code.value} +\w", capsys.readouterr().out, re.MULTILINE)
+    assert bool(said) == (code is not ExitCode.REMOTE)
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,18 +146,27 @@ def test_flag_beats_environment_beats_file_beats_default(
     ("text", "said"),
     [
         ("[pretran]\nepochs = 1", "[pretran] is no command's table. Did you mean [pretrain]?"),
-        ("epochs = 1", "[epochs] is no command's table. Tables: pool, pretrain"),
+        ("epochs = 1", "[epochs] is no command's table. Tables: pool.build, pool.describe"),
         ("[pretrain]\nepoch = 1", "Did you mean --epochs?"),
         ("[pretrain]\nepochs = 'many'", 'unable to convert "many" into int'),
         ("[pretrain.encoder]\nwidht = 1", "widht"),
         ("[pretrain", "not TOML"),
+        ("# \udce9", "not TOML"),
+        ("[pretrain]\nepochs = 1.5", 'unable to convert "1.5" into int'),
+        ("[pretrain]\nepochs = true", 'unable to convert "True" into int'),
+        (
+            "[pool.bild]\nshards = 2",
+            "[pool.bild] is no command's table. Did you mean [pool.build",
+        ),
+        ("[pool]\nshards = 2", "[pool.shards] is no command's table"),
+        ("pool = 3", "[pool.] is no command's table"),
     ],
 )
 def test_a_wrong_settings_file_is_an_error_that_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
 ) -> None:
     path = tmp_path / "wrong.toml"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     code, err = failure(capsys, "pretrain", "--config", str(path))
     assert code == ExitCode.CONFIG
     assert said in err
@@ -169,7 +187,14 @@ def test_a_missing_settings_file_is_named(capsys: pytest.CaptureFixture[str]) ->
         (["pool", "descrbe"], ExitCode.USAGE, "Did you mean 'describe'?"),
         (["pretrain", "--epoch", "3"], ExitCode.USAGE, "Did you mean --epochs?"),
         (["pretrain", "--epochs", "few"], ExitCode.USAGE, "unable to convert"),
-        (["pretrain", "--epochs", "0"], ExitCode.USAGE, "epochs is 0; it must be at least 1"),
+        (["pretrain", "--epochs", "0"], ExitCode.USAGE, "epochs is 0; it must be from 1"),
+        (["pretrain", "--rate", "inf"], ExitCode.USAGE, "rate is inf; it must be above 0, at most"),
+        (["finetune", "--rate", "nan"], ExitCode.USAGE, "rate is nan; it must be above 0, at most"),
+        (["gate", "--seed=-1"], ExitCode.USAGE, "seed is -1; it must be from 0"),
+        (["pool", "sample", "--size", "1.5"], ExitCode.USAGE, 'unable to convert "1.5" into int'),
+        (["gate", "--output", "a_file"], ExitCode.DATA, "a_file: Not a directory"),
+        (["pool", "build", "--length", "1000000000"], ExitCode.USAGE, "it must be from 2 to 65536"),
+        (["check", "a_file"], ExitCode.DATA, "a_file: cut short"),
         (["pretrain", "--run-id", "x", "--resume"], ExitCode.USAGE, "both given"),
         (["pool", "sample", "--output", "x"], ExitCode.USAGE, "--size"),
         (["pool", "describe", "nowhere"], ExitCode.DATA, "nowhere/pool.json: no such folder"),
@@ -185,6 +210,7 @@ def test_a_users_mistake_is_one_message_and_its_exit_code(
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_file").touch()
     got, err = failure(capsys, *arguments)
     assert got == code
     assert said in err

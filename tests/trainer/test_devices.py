@@ -30,7 +30,9 @@ def test_auto_is_a_device_that_is_there() -> None:
     assert chosen.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", ""])
+@pytest.mark.parametrize("device", ["gpu", "meta", "mps", "cuda:99", ""])
 def test_a_device_that_is_not_there_is_refused(device: str) -> None:
-    with pytest.raises(UsageError, match=f"use the device '{device}'.*Choose auto, cpu or cuda"):
+    with pytest.raises(
+        UsageError, match=f"use the device '{device}'.*Choose auto, cpu, cuda or cuda:N"
+    ):
         set_up_torch(device=device, threads=None)

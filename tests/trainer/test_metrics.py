@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from protocol.errors import DataError
 from trainer.metrics import MetricsWriter, read_metrics
 
 
 def record(directory: Path, steps: range, *, resume_step: int = 0, value: float = 1.0) -> None:
-    with MetricsWriter(directory, resume_step=resume_step) as metrics:
+    with closing(MetricsWriter(directory, resume_step=resume_step)) as metrics:
         for step in steps:
             metrics.write(step, {"train/loss": value / step})
 
@@ -48,6 +50,20 @@ def test_a_torn_last_line_is_dropped_on_resume(tmp_path: Path) -> None:
     assert steps == [1, 2, 3, 4, 5]
 
 
+def test_a_line_that_a_full_disk_left_torn_is_passed_over(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 3))
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": 3, "ti{"step": 3}\n\0\xff\n[]\n')
+    record(tmp_path, range(3, 5), resume_step=2)
+    assert [r["step"] for r in read_metrics(path)] == [1, 2, 3, 4]
+
+
+def test_curves_that_cannot_be_written_are_an_error_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"keep the curves: .*metrics\.jsonl: Is a directory"):
+        MetricsWriter(tmp_path)
+
+
 def test_a_fresh_run_starts_a_fresh_curve(tmp_path: Path) -> None:
     record(tmp_path, range(1, 4))
     record(tmp_path, range(1, 3), value=5.0)
@@ -56,7 +72,7 @@ def test_a_fresh_run_starts_a_fresh_curve(tmp_path: Path) -> None:
 
 
 def test_records_wait_in_memory_until_they_are_flushed(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as metrics:
+    with closing(MetricsWriter(tmp_path)) as metrics:
         metrics.write(1, {"loss": 1.0})
         assert read_metrics(tmp_path / "metrics.jsonl") == []
         metrics.flush()
@@ -64,5 +80,8 @@ def test_records_wait_in_memory_until_they_are_flushed(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_not_finite_is_refused(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as metrics, pytest.raises(ValueError, match="not JSON compliant"):
+    with (
+        closing(MetricsWriter(tmp_path)) as metrics,
+        pytest.raises(ValueError, match="not JSON compliant"),
+    ):
         metrics.write(1, {"loss": float("nan")})

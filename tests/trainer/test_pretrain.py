@@ -89,7 +89,7 @@ def test_a_failure_in_the_middle_is_a_stage_error(
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"epochs": 0}, "epochs is 0; it must be from 1"),
         ({"mask": 1.0}, "mask is 1.0; it must be between 0 and 1"),
         ({"rate": 0.0}, "rate is 0.0; it must be above 0"),
         ({"threads": 0}, "threads is 0"),

@@ -101,13 +101,16 @@ def test_records_written_at_once_are_all_kept(tmp_path: Path, standalone: Opener
 
 def test_by_hand_the_newest_success_is_used_unless_a_flag_names_one(standalone: Opener) -> None:
     first, second = standalone("pretrain"), standalone("pretrain")
+    # The later run ends first, or a clock was wrong: what is newer goes by the number.
     finished(second)
     finished(first)
     run = standalone("finetune")
-    assert run.input_run("pretrain") == first.run_id
-    assert run.input_run("pretrain", second.run_id) == second.run_id
+    assert run.input_run("pretrain") == second.run_id
+    assert run.input_run("pretrain", first.run_id) == first.run_id
     with pytest.raises(UsageError, match="builds on a run of stage 'pretrain'"):
         run.input_run("pretrain", "gate.0001.0000")
+    with pytest.raises(UsageError, match=r"not of the form .* Such as pretrain\.0001\.0000"):
+        run.input_run("pretrain", "the first one")
 
 
 def test_with_no_earlier_run_the_message_says_what_to_run(standalone: Opener) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import BusyError, DataError, RefusedError, UsageError
+from protocol.errors import BusyError, DataError, UsageError
 from protocol.results import Results, StageReport
 from trainer.run import Run, open_run
 
@@ -56,12 +56,12 @@ def test_resume_with_nothing_unfinished_says_so(tmp_path: Path, standalone: Open
 def test_a_run_id_that_does_not_fit_is_refused(tmp_path: Path, standalone: Opener) -> None:
     done = standalone("pretrain")
     finished(done)
-    for run_id, error, match in (
-        (done.run_id, UsageError, "already ended"),
-        ("gate.0001.0000", UsageError, "not a run of stage 'pretrain'"),
-        ("../../etc", RefusedError, "not of the form"),
+    for run_id, match in (
+        (done.run_id, "already ended"),
+        ("gate.0001.0000", "not a run of stage 'pretrain'"),
+        ("../../etc", "not a run of stage 'pretrain'"),
     ):
-        with pytest.raises(error, match=match):
+        with pytest.raises(UsageError, match=match):
             open_run("pretrain", output=tmp_path / "runs", run_id=run_id, environ={})
 
 

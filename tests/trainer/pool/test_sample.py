@@ -164,5 +164,5 @@ def test_a_malformed_index_is_refused(
 
 
 def test_a_missing_index_is_named(pool: Pool, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none\.json: No such file"):
+    with pytest.raises(DataError, match=r"none\.json: no such file"):
         read_index(tmp_path / "none.json", pool)
