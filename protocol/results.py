@@ -193,7 +193,10 @@ class Results:
         return cls(runs.values())
 
 
-_MEND = "Move it away: `syncd watch` on the worker writes it anew from its own records."
+_MEND = (
+    "Move it away: `syncd watch` on the worker writes it anew from its own records; by hand, "
+    "`trainer STAGE --run-id RUN` records each run anew from its checkpoints."
+)
 
 
 def _digest(runs: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from protocol.names import RunId
 from protocol.publish import publishing
 from protocol.results import Artifact
 from protocol.schema import decode
+from trainer.files import writing
 
 VERSION = 1
 MANIFEST, MODEL, BASE = "manifest.json", "model.onnx", "base.safetensors"
@@ -110,7 +111,7 @@ def write_bundle(path: Path, manifest: Manifest, members: Mapping[str, Path]) ->
     """Publish a bundle atomically and return it as `open_bundle` verified it.
 
     `members` are the files for `MEMBERS`; their sizes and hashes are filled into the manifest.
-    Raises DataError when one cannot be read.
+    Raises DataError when one cannot be read, or the bundle not written.
     """
     content = {name: _read(members[name]) for name in MEMBERS}
     listed = {
@@ -125,7 +126,7 @@ def write_bundle(path: Path, manifest: Manifest, members: Mapping[str, Path]) ->
             archive.writestr(_entry(name), data)
         archive.comment = b"0" * _SEAL_BYTES
     sealed = buffer.getbuffer()[:-_SEAL_BYTES]
-    with publishing(path) as file:
+    with writing("write the ship bundle", path), publishing(path) as file:
         file.write(sealed)
         file.write(hashlib.sha256(sealed).hexdigest().encode())
     return open_bundle(path)

@@ -14,15 +14,14 @@ that comparison is the only guard.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.errors import DataError, RefusedError
 from protocol.publish import make_dirs, publish_json, publishing, remove_leftovers
-from protocol.schema import decode
 from trainer.bundle import Bundle, open_bundle
+from trainer.files import read_record, writing
 from trainer.locks import LOCK_TIMEOUT_S, locked
 
 VERSION = 1
@@ -79,7 +78,10 @@ def load_champion(store: Path) -> Champion | None:
         return None
     promotion = current.current
     path = _folder(store) / promotion.path
-    bundle = open_bundle(path)
+    try:
+        bundle = open_bundle(path)
+    except DataError as error:
+        raise DataError("load the champion", path=path, why=error.why, hint=_MEND) from error
     if (bundle.sha256, bundle.manifest.run_id) != (promotion.sha256, promotion.run_id):
         raise DataError(
             "load the champion",
@@ -110,7 +112,7 @@ def promote(
     is damaged or cannot be written.
     """
     folder = _folder(store)
-    try:
+    with writing("promote the champion", folder):
         make_dirs(folder / "bundles")
         with locked(folder / "lock", timeout=lock_timeout):
             before = _read_current(store)
@@ -121,9 +123,6 @@ def promote(
             after = _replace(folder, bundle, before, now=now)
             _remove_unnamed(folder, after)
             return after.current
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise DataError("promote the champion", path=folder, why=why) from error
 
 
 _MEND = "Restore it from a copy, or move current.json away to start without a champion."
@@ -139,15 +138,7 @@ def _bundle_path(sha256: str) -> str:
 
 def _read_current(store: Path) -> _Current | None:
     path = _folder(store) / "current.json"
-    try:
-        return decode(_Current, json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise DataError("load the champion", path=path, why=why) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError("load the champion", path=path, why=str(error), hint=_MEND) from error
+    return read_record(_Current, path, what="load the champion", hint=_MEND)
 
 
 def _check_judged(folder: Path, before: _Current | None, against: str) -> None:

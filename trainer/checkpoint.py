@@ -23,6 +23,7 @@ from protocol.errors import DataError
 from protocol.publish import fsync_dir, publish_json, publishing, remove_leftovers
 from protocol.schema import decode
 from trainer.console import warn
+from trainer.files import writing
 from trainer.hashing import file_sha256
 
 VERSION = 1
@@ -40,17 +41,26 @@ class CheckpointManifest:
 
 
 class _HashingWriter:
-    """A file to write to that knows the SHA-256 and the size of what was written."""
+    """A file to write to that knows the SHA-256 and the size of what was written.
+
+    `refused` is why the system did not take what was written: torch drops it for an error of its
+    own.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.digest = hashlib.sha256()
         self.size = 0
+        self.refused: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self.digest.update(data)
         self.size += len(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.refused = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
@@ -59,15 +69,24 @@ class _HashingWriter:
 def save(
     directory: Path, step: int, state: Mapping[str, Any], *, score: float | None = None
 ) -> Path:
-    """Publish `state` as the checkpoint of `step`, durably; return the path of its data."""
+    """Publish `state` as the checkpoint of `step`, durably; return the path of its data.
+
+    Raises DataError when it cannot be written; earlier checkpoints stay as they are.
+    """
     path = _data_path(directory, step)
-    with publishing(path) as file:
-        writer = _HashingWriter(file)
-        torch.save(dict(state), cast(IO[bytes], writer))
-    manifest = CheckpointManifest(
-        step=step, size=writer.size, sha256=writer.digest.hexdigest(), score=score
-    )
-    publish_json(path.with_suffix(".json"), asdict(manifest))
+    with writing("write the checkpoint", path):
+        with publishing(path) as file:
+            writer = _HashingWriter(file)
+            try:
+                torch.save(dict(state), cast(IO[bytes], writer))
+            except RuntimeError:
+                if writer.refused is not None:
+                    raise writer.refused from None
+                raise
+        manifest = CheckpointManifest(
+            step=step, size=writer.size, sha256=writer.digest.hexdigest(), score=score
+        )
+        publish_json(path.with_suffix(".json"), asdict(manifest))
     return path
 
 

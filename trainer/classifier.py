@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from protocol.errors import DataError
-from protocol.publish import publish_bytes
 from protocol.schema import decode
 from trainer.model import ClipEncoder, EncoderConfig
+from trainer.weights import load_weights, save_weights
 
 FORMAT = "clip-classifier"
 VERSION = 1
@@ -52,16 +49,12 @@ class _Header:
 
 
 def save_classifier(path: Path, model: Classifier, meta: Mapping[str, Any]) -> None:
-    """Publish the weights as safetensors; configuration, classes and `meta` go in its header."""
+    """Publish the weights as safetensors; configuration, classes and `meta` go in its header.
+
+    The same classifier and `meta` give the same bytes.
+    """
     header = _Header(encoder=model.encoder.config, classes=model.classes, meta=meta)
-    metadata = {
-        "format": FORMAT,
-        "version": str(VERSION),
-        "header": json.dumps(dataclasses.asdict(header), sort_keys=True, allow_nan=False),
-    }
-    state = model.state_dict()
-    tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    publish_bytes(path, serialise(tensors, metadata))
+    save_weights(path, model, dataclasses.asdict(header), kind=FORMAT, version=VERSION)
 
 
 def load_classifier(path: Path) -> tuple[Classifier, Mapping[str, Any]]:
@@ -70,15 +63,8 @@ def load_classifier(path: Path) -> tuple[Classifier, Mapping[str, Any]]:
     Raises DataError when the file is missing, cut short, or is no classifier of this version.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if (metadata.get("format"), metadata.get("version")) != (FORMAT, str(VERSION)):
-                raise ValueError(f"not a {FORMAT} file of version {VERSION}")
-            tensors: dict[str, torch.Tensor] = {
-                name: file.get_tensor(name)
-                for name in file.keys()  # noqa: SIM118
-            }
-        header = decode(_Header, json.loads(metadata["header"]))
+        told, tensors = load_weights(path, kind=FORMAT, version=VERSION)
+        header = decode(_Header, told)
         model = Classifier(ClipEncoder(header.encoder), header.classes)
         model.load_state_dict(tensors)
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:

@@ -9,77 +9,98 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import os
 import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Parameter,
+    Token,
+    UnknownCommandError,
+    convert,
+)
 from cyclopts.config import Dict, Env
 
 from protocol.errors import ConfigError, ExitCode, UserError
+from trainer.files import refused
 
 ENVIRONMENT = "TRAINER_"
+# What each stage does, and examples of it.
 STAGES = {
-    "pretrain": """Pretrain an encoder of clips by masked reconstruction, without labels.
-
-    For example:
-
-    ```
-    trainer pretrain --pool pool --output runs
-    trainer pretrain --pool pool --index pilot.json --epochs 20
-    trainer pretrain --resume
-    ```
-    """,
-    "finetune": """Fine-tune a pretrained encoder on the labels, by each arm.
-
-    For example:
-
-    ```
-    trainer finetune --pool pool --output runs
-    trainer finetune --from-run pretrain.0001.0000
-    ```
-    """,
-    "export": """Export the best fine-tuned arm as ONNX, in a ship bundle that checks itself.
-
-    For example:
-
-    ```
-    trainer export --pool pool --output runs
-    trainer export --arm lp-ft --json
-    ```
-    """,
-    "gate": """Judge the exported bundle against the champion, and promote the better.
-
-    For example:
-
-    ```
-    trainer gate --pool pool --output runs
-    trainer gate --dry-run --json
-    ```
-    """,
+    "pretrain": (
+        "Pretrain an encoder of clips by masked reconstruction, without labels.",
+        "trainer pretrain --pool pool --output runs",
+        "trainer pretrain --index pilot.json --epochs 20",
+        "trainer pretrain --resume",
+    ),
+    "finetune": (
+        "Fine-tune a pretrained encoder on the labels, by each arm.",
+        "trainer finetune --pool pool --output runs",
+        "trainer finetune --arm lp-ft --from-run pretrain.0001.0000",
+        "trainer finetune --base champion",
+    ),
+    "export": (
+        "Export the best fine-tuned arm as ONNX, in a ship bundle that checks itself.",
+        "trainer export --pool pool --output runs",
+        "trainer export --arm lp-ft --json",
+    ),
+    "gate": (
+        "Judge the exported bundle against the champion, and promote the better.",
+        "trainer gate --pool pool --output runs",
+        "trainer gate --dry-run --json",
+        "trainer gate --margin 0.5 --fail-on-hold",
+    ),
 }
-TABLES = ("pool", *STAGES)
-COMMANDS = (*TABLES, "check")
 POOL_COMMANDS = ("build", "describe", "sample")
+TABLES = (*(f"pool.{name}" for name in POOL_COMMANDS), *STAGES)
+COMMANDS = ("pool", *STAGES, "check")
+
+
+def examples(*lines: str) -> str:
+    """Return the epilogue of a command's help."""
+    return "\n".join(["Examples:", "", *(f"    {line}" for line in lines)]) + "\n"
+
+
+def _convert(hint: Any, tokens: Sequence[Token]) -> Any:
+    """Convert as cyclopts does, but refuse a fraction for a whole number, which it would round."""
+    if hint is int and "." in tokens[0].value:
+        raise CoercionError(token=tokens[0], target_type=int)
+    return convert(hint, tokens)
+
 
 app = App(
     name="trainer",
-    help="""Train clip encoders: a pool of clips, pretraining, fine-tuning, export and a gate.
+    help="Train clip encoders: a pool of clips, pretraining, fine-tuning, export and a gate.",
+    help_epilogue=examples(
+        "trainer pool build --output pool            # then, in this order:",
+        "trainer pretrain --pool pool --output runs",
+        "trainer finetune --pool pool --output runs",
+        "trainer export --pool pool --output runs",
+        "trainer gate --pool pool --output runs",
+    )
+    + """
+A setting comes from the flag, else the environment (TRAINER_PRETRAIN_EPOCHS), else --config.
 
-    Examples, in the order in which the stages build on each other:
-
-    ```
-    trainer pool build --output pool
-    trainer pretrain --pool pool --output runs
-    trainer finetune --pool pool --output runs
-    trainer export --pool pool --output runs
-    trainer gate --pool pool --output runs
-    ```
-    """,
+Exit codes:
+    0    done, for gate: judged
+    1    a fault of ours
+    2    a flag or setting is wrong
+    3    the settings file is wrong
+    4    data is damaged or foreign, or a file cannot be read or written
+    6    the champion changed meanwhile
+    7    another process is at this run
+    8    training diverged, or held with --fail-on-hold
+    130  interrupted
+""",
+    help_format="plaintext",
     version=lambda: importlib.metadata.version("syncd"),
-    default_parameter=Parameter(negative=()),
+    default_parameter=Parameter(negative=(), converter=_convert),
     suppress_keyboard_interrupt=False,
 )
 app.command(
@@ -87,19 +108,18 @@ app.command(
     name="pool",
     help="The pool of clips: build one, look into one, draw a sample of one.",
 )
-for _stage, _help in STAGES.items():
-    app.command(f"trainer.commands.{_stage}:command", name=_stage, help=_help)
+for _stage, (_help, *_lines) in STAGES.items():
+    app.command(
+        f"trainer.commands.{_stage}:command",
+        name=_stage,
+        help=_help,
+        help_epilogue=examples(*_lines),
+    )
 app.command(
     "trainer.commands.check:command",
     name="check",
-    help="""Verify every byte of a ship bundle, by itself, and show what it is.
-
-    For example:
-
-    ```
-    trainer check runs/artifacts/export.0001.0000/export.0001.0000.ship
-    ```
-    """,
+    help="Verify every byte of a ship bundle, by itself, and show what it is.",
+    help_epilogue=examples("trainer check runs/artifacts/export.0001.0000/export.0001.0000.ship"),
 )
 app.register_install_completion_command()
 # An interrupt is ours to report (see main), and not to be turned into an exit by the parser.
@@ -132,13 +152,16 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     what = "read the settings"
     try:
-        with open(path, "rb") as file:
-            settings = tomllib.load(file)
+        # Some editors begin a file with a byte-order mark, which TOML does not know.
+        settings = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(what, path=path, why=error.strerror or str(error)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(what, path=path, why=f"not TOML: {error}") from error
-    for name, table in settings.items():
+    tables = dict(settings)
+    inner = tables.pop("pool", {})
+    tables |= {f"pool.{name}": table for name, table in _items(inner)}
+    for name, table in tables.items():
         if name not in TABLES or not isinstance(table, dict):
             near = difflib.get_close_matches(name, TABLES, n=1)
             raise ConfigError(
@@ -150,11 +173,17 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
+def _items(table: Any) -> list[tuple[str, Any]]:
+    """Return a table's entries; what is no table stands as one without a name."""
+    return list(table.items()) if isinstance(table, dict) else [("", table)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code. A fault of ours raises."""
     tokens = sys.argv[1:] if arguments is None else arguments
     try:
         app.meta(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()  # here, where a reader that has gone is no fault
     except UserError as error:
         return _fail(str(error), error.exit_code, getattr(error, "__notes__", ()))
     except UnknownCommandError as error:
@@ -167,9 +196,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         why = f"this command needs the package {missing}. pip install 'syncd[trainer]'"
         return _fail(why, ExitCode.USAGE)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        return _refused(error)
     except KeyboardInterrupt:
         return _fail("interrupted; --resume goes on from the last checkpoint", ExitCode.INTERRUPTED)
     return ExitCode.OK
+
+
+def _refused(error: OSError) -> int:
+    """Report what the system refused; without an error number it is a fault of ours."""
+    if error.errno is None:
+        raise error
+    notes = getattr(error, "__notes__", ())
+    told = refused("use a file", error.filename, error)
+    return _fail(str(told), told.exit_code, notes)
 
 
 def _exit_code(error: CycloptsError) -> ExitCode:

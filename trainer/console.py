@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -41,13 +42,21 @@ class ProgressReporter:
 
     def update(self, progress: Progress) -> None:
         now = time.monotonic()
-        if now < self._next and progress.step != progress.total:
+        if now < self._next and (progress.step != progress.total or self._next == math.inf):
             return
         self._next = now + MIN_INTERVAL_S
         if self._path is not None:
-            write_progress(self._path, progress)
+            self._write(self._path, progress)
         elif sys.stderr.isatty():
             self._draw(progress)
+
+    def _write(self, path: Path, progress: Progress) -> None:
+        # Progress is a courtesy: a run that works is not to end because nobody can see it.
+        try:
+            write_progress(path, progress)
+        except OSError as error:
+            warn(f"progress is not shown any more: {path}: {error.strerror or error}")
+            self._next = math.inf
 
     def _draw(self, progress: Progress) -> None:
         if self._bar is None or self._task is None:

@@ -10,17 +10,16 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from protocol.errors import DataError, UsageError
 from trainer.engine.stage import Item
 from trainer.pool.format import Clips, Pool, Rows
+from trainer.pool.sample import IndexFile, read_index
 from trainer.randomness import Words, order, stream, uniform
-
-if TYPE_CHECKING:
-    from trainer.pool.sample import IndexFile
 
 
 class Part(StrEnum):
@@ -65,6 +64,18 @@ def split_indices(
             hint="Draw a larger sample, or another validation share.",
         )
     return rows
+
+
+def learning_parts(pool: Pool, *, index: Path | None, validation_share: float) -> dict[Part, Rows]:
+    """Return the rows to learn from and those to choose by, of the sample in the file `index`.
+
+    Raises what `read_index` and `split_indices` raise.
+    """
+    sampled = None if index is None else read_index(index, pool)
+    return {
+        part: split_indices(pool, part, index=sampled, validation_share=validation_share)
+        for part in (Part.TRAIN, Part.VALIDATION)
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

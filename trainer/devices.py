@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 
 import torch
 
 from protocol.errors import UsageError
+
+_DEVICE = re.compile(r"(cpu|cuda)(:[0-9]{1,3})?\Z")
 
 
 def set_up_torch(*, device: str, threads: int | None) -> torch.device:
@@ -24,12 +27,12 @@ def set_up_torch(*, device: str, threads: int | None) -> torch.device:
     torch.use_deterministic_algorithms(True)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    what, hint = f"use the device {device!r}", "Choose auto, cpu, cuda or cuda:N."
+    if not _DEVICE.match(device):
+        raise UsageError(what, why="not a kind of device that this program trains on", hint=hint)
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines()[0]
-        raise UsageError(
-            f"use the device {device!r}", why=why, hint="Choose auto, cpu or cuda."
-        ) from error
+        raise UsageError(what, why=str(error).splitlines()[0], hint=hint) from error
     return chosen

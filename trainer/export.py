@@ -26,16 +26,17 @@ import torch
 from torch import Tensor, nn
 
 from protocol.errors import DataError, UsageError
-from protocol.names import RunId, canonical_stage
+from protocol.names import RunId
 from protocol.publish import publish_bytes
 from protocol.results import StageReport
+from trainer.arms import best_arm, canonical_arm
 from trainer.bundle import BASE, MODEL, Manifest, write_bundle
 from trainer.classifier import Classifier, load_classifier
-from trainer.config import as_json, require
+from trainer.config import as_json, require_threads
 from trainer.data import Part, split_indices
 from trainer.devices import set_up_torch
 from trainer.evaluate import Clips, onnx_logits, onnx_session, torch_logits
-from trainer.finetune import best_arm
+from trainer.files import writing
 from trainer.hashing import code_hash
 from trainer.model import save_encoder
 from trainer.pool.format import Pool, Rows, open_pool
@@ -66,7 +67,7 @@ class ExportConfig:
     """CPU threads of torch and onnxruntime."""
 
     def __post_init__(self) -> None:
-        require("export", "threads", self.threads, holds=self.threads >= 1, right="at least 1")
+        require_threads("export", self.threads)
 
 
 class ShippedModel(nn.Module):
@@ -102,7 +103,9 @@ def export(config: ExportConfig, run: Run) -> StageReport:
     onnx_path = run.artifact_dir / MODEL
     with timed(durations, "export"):
         run.progress(0, 3, "step", f"exporting {tuned.run_id}")
-        publish_bytes(onnx_path, to_onnx(shipped, classifier.encoder.config.length))
+        model = to_onnx(shipped, classifier.encoder.config.length)
+        with writing("write the model", onnx_path):
+            publish_bytes(onnx_path, model)
     with timed(durations, "parity"):
         run.progress(1, 3, "step", "comparing with torch")
         clips = pool.clips(_spread(split_indices(pool, Part.TEST), PARITY_CLIPS))
@@ -134,18 +137,22 @@ def export(config: ExportConfig, run: Run) -> StageReport:
 def find_arm(run: Run, *, arm: str | None = None, from_run: str | None = None) -> StageReport:
     """Return the report of the arm to export: the one named, else the best by validation.
 
-    A run id with an arm names the arm too. Raises UsageError when the run has no such arm.
+    A run id with an arm names the arm too. Raises UsageError when the run has no such arm, or two
+    are named.
     """
     run_id = RunId.parse(run.input_run("finetune", from_run))
-    arms = run.input_report("finetune", str(replace(run_id, arm=""))).arms
-    wanted = canonical_stage(arm) if arm else run_id.arm
-    if not wanted:
+    whole = str(replace(run_id, arm=""))
+    arms = run.input_report("finetune", whole).arms
+    named = {name for name in (canonical_arm(arm or ""), run_id.arm) if name}
+    if not named:
         return best_arm(arms)
-    if wanted not in arms:
+    if len(named) > 1 or not named <= set(arms):
         raise UsageError(
-            f"export the arm {wanted!r}", why=f"run {run_id} has the arms {', '.join(sorted(arms))}"
+            f"export the arm {' and '.join(sorted(map(repr, named)))}",
+            why=f"run {whole} has the arms {', '.join(sorted(arms))}",
+            hint="Name one of them, or none for the best by validation.",
         )
-    return arms[wanted]
+    return arms[named.pop()]
 
 
 def check_data(found: str, expected: str, path: Path, *, of: str) -> None:

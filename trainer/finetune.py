@@ -17,47 +17,29 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from protocol.names import RunId
 from protocol.results import StageReport
+from trainer.arms import Arm, best_arm
 from trainer.base import Base, BaseEncoder, load_base
 from trainer.classifier import Classifier, save_classifier
-from trainer.config import as_json, require
-from trainer.data import ClipSource, Part, split_indices
+from trainer.config import as_json, require, require_counts, require_seed, require_threads
+from trainer.data import ClipSource, Part, learning_parts
 from trainer.devices import set_up_torch
 from trainer.engine.pipeline import Pipeline
-from trainer.evaluate import (
-    Logits,
-    accuracy,
-    by_corpus,
-    cross_entropy,
-    macro_accuracy,
-    torch_logits,
-)
 from trainer.finetune_stage import FinetuneStage
 from trainer.hashing import code_hash
 from trainer.pool.format import Pool, Rows, open_pool
-from trainer.pool.sample import read_index
 from trainer.run import Run
 from trainer.schedule import Rates, lp_ft_rates
 from trainer.train import Outcome, Plan, curve_artifacts, train
+from trainer.validation import Validation
 
 CLASSIFIER = "classifier.safetensors"
-RANKED_BY = ("validation_accuracy", "validation_macro_accuracy")
-
-
-class Arm(StrEnum):
-    """A way to fine-tune."""
-
-    FULL = "full"
-    LP_FT = "lp-ft"
-    ALL = "all"  # each of the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,19 +98,19 @@ class FinetuneConfig:
     """Torch's CPU threads; by default its own choice."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "checkpoint_every", "probe_epochs"):
-            value = getattr(self, name)
-            require("finetune", name, value, holds=value >= 1, right="at least 1")
+        counts = ("epochs", "batch_size", "checkpoint_every", "probe_epochs")
+        require_counts("finetune", self, *counts)
+        require_seed("finetune", self.seed)
+        require_threads("finetune", self.threads)
         for name in ("rate", "probe_rate"):
             value = getattr(self, name)
-            require("finetune", name, value, holds=value > 0, right="above 0")
+            require("finetune", name, value, holds=0 < value <= 1, right="above 0, at most 1")
         checks = {
             "probe_epochs": (self.probe_epochs < self.epochs, "less than epochs"),
             "arm": (bool(self.arm), "one arm or more"),
             "warmup": (0 <= self.warmup <= 1, "from 0 to 1"),
             "validation": (0 < self.validation < 1, "between 0 and 1"),
-            "weight_decay": (self.weight_decay >= 0, "0 or more"),
-            "threads": (self.threads is None or self.threads >= 1, "at least 1"),
+            "weight_decay": (0 <= self.weight_decay <= 1, "from 0 to 1"),
         }
         for name, (holds, right) in checks.items():
             require("finetune", name, getattr(self, name), holds=holds, right=right)
@@ -148,11 +130,7 @@ def finetune(config: FinetuneConfig, run: Run) -> StageReport:
     """
     device = set_up_torch(device=config.device, threads=config.threads)
     pool = open_pool(config.pool)
-    index = None if config.index is None else read_index(config.index, pool)
-    parts = {
-        part: split_indices(pool, part, index=index, validation_share=config.validation)
-        for part in (Part.TRAIN, Part.VALIDATION)
-    }
+    parts = learning_parts(pool, index=config.index, validation_share=config.validation)
     base = load_base(
         config.base, run, length=pool.length, seed=config.seed, from_run=config.from_run
     )
@@ -174,12 +152,6 @@ def finetune(config: FinetuneConfig, run: Run) -> StageReport:
     )
 
 
-def best_arm(arms: Mapping[str, StageReport]) -> StageReport:
-    """Return the arm of highest validation accuracy, then class-balanced accuracy, then name."""
-    names = sorted(arms)
-    return arms[max(names, key=lambda name: [arms[name].metrics[metric] for metric in RANKED_BY])]
-
-
 def arm_rates(config: FinetuneConfig, arm: Arm, steps_per_epoch: int) -> Callable[[int], Rates]:
     """Return the learning rates of an arm as a function of the step; `full` has no probe."""
     probe = config.probe_epochs * steps_per_epoch if arm is Arm.LP_FT else 0
@@ -193,36 +165,6 @@ def arm_rates(config: FinetuneConfig, arm: Arm, steps_per_epoch: int) -> Callabl
         head_peak=config.rate,
         encoder_peak=config.rate,
     )
-
-
-class Validation:
-    """Measures a classifier on the clips that it does not learn from."""
-
-    def __init__(self, pool: Pool, rows: Rows) -> None:
-        self.clips = pool.clips(rows)
-        self.targets = pool.class_ids[rows]
-        self.corpus = pool.corpus[rows]
-
-    def measure(self, model: Classifier) -> dict[str, float]:
-        """Return accuracy, accuracy with every class counting alike, and cross-entropy."""
-        return self._measure(torch_logits(model, self.clips))
-
-    def report(self, model: Classifier) -> dict[str, float]:
-        """Return the same and the accuracy by corpus, named as in a stage's report."""
-        logits = torch_logits(model, self.clips)
-        right = (logits.argmax(axis=1) == self.targets).astype(np.float64)
-        corpora = by_corpus(right, self.corpus)
-        return {
-            **{f"validation_{name}": value for name, value in self._measure(logits).items()},
-            **{f"validation_accuracy/{name}": value for name, value in corpora.items()},
-        }
-
-    def _measure(self, logits: Logits) -> dict[str, float]:
-        return {
-            "accuracy": accuracy(logits, self.targets),
-            "macro_accuracy": macro_accuracy(logits, self.targets),
-            "loss": cross_entropy(logits, self.targets),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,12 +183,7 @@ def _finetune_arm(task: _Task, arm: Arm) -> StageReport:
     run, pool = task.run, task.pool
     model = Classifier(copy.deepcopy(task.base.encoder), pool.classes).to(task.device)
     # What makes a checkpoint this arm's: its settings, and the encoder that it started from.
-    # As plain strings, since a checkpoint is read without our classes.
-    written = as_json(task.config) | {
-        "arm": str(arm),
-        "base": str(task.config.base),
-        "inputs": dict(task.base.inputs),
-    }
+    written = as_json(task.config) | {"arm": str(arm), "inputs": dict(task.base.inputs)}
     validation = Validation(pool, task.parts[Part.VALIDATION])
     outcome, epoch = _train(task, arm, model, written, validation)
 

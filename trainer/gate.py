@@ -15,7 +15,6 @@ among the training labels, and the margin is 0 whatever was asked.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,17 +27,17 @@ from protocol.errors import DataError, RunFailedError
 from protocol.names import RunId
 from protocol.publish import publish_json
 from protocol.results import StageReport
-from protocol.schema import decode
 from trainer.bootstrap import MIN_RESAMPLES
 from trainer.bundle import MODEL, Bundle, open_bundle
 from trainer.champion import Champion, load_champion, promote
 from trainer.classifier import load_classifier
-from trainer.config import as_json, require
+from trainer.config import as_json, require, require_seed, require_threads
 from trainer.console import say
 from trainer.data import Part, split_indices
 from trainer.devices import set_up_torch
 from trainer.evaluate import Clips, onnx_logits, onnx_session, torch_logits
 from trainer.export import check_data, timed
+from trainer.files import read_record, writing
 from trainer.hashing import code_hash
 from trainer.judge import Comparison, Contestant, HeldOut, Verdict, compare, judge, majority
 from trainer.pool.build import preprocess
@@ -77,7 +76,9 @@ class GateConfig:
     """Make a hold an error, exit code 8."""
 
     def __post_init__(self) -> None:
-        limits = {"margin": (0, 100), "resamples": (MIN_RESAMPLES, 10**7), "threads": (1, 1024)}
+        require_seed("gate", self.seed)
+        require_threads("gate", self.threads)
+        limits = {"margin": (0, 100), "resamples": (MIN_RESAMPLES, 10**7)}
         for field, (low, high) in limits.items():
             value = getattr(self, field)
             require("gate", field, value, holds=low <= value <= high, right=f"{low} to {high}")
@@ -279,7 +280,9 @@ def _identity(bundle: Bundle) -> dict[str, str]:
 def _promote(run: Run, bundle: Bundle, champion: Champion | None, report: StageReport) -> None:
     # The verdict is durable before the champion changes: a gate that dies between the two would
     # find its candidate to be the champion, and judge it against itself.
-    publish_json(run.checkpoint_dir / JUDGED, report.to_json())
+    judged = run.checkpoint_dir / JUDGED
+    with writing("keep the verdict", judged):
+        publish_json(judged, report.to_json())
     against = "" if champion is None else champion.promotion.sha256
     promote(run.store, bundle, against=against, now=time.time())
 
@@ -289,11 +292,9 @@ def _earlier_report(run: Run, bundle: Bundle, champion: Champion | None) -> Stag
     if champion is None or champion.promotion.sha256 != bundle.sha256:
         return None
     path = run.checkpoint_dir / JUDGED
-    try:
-        report = decode(StageReport, json.loads(path.read_bytes()))
-    except FileNotFoundError:
+    hint = "Move it away to judge anew; the champion stays."
+    report = read_record(StageReport, path, what="read the earlier verdict", hint=hint)
+    if report is None:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError("read the earlier verdict", path=path, why=str(error)) from error
-    same = report.run_id == run.run_id and report.detail["bundle"] == _identity(bundle)
+    same = report.run_id == run.run_id and report.detail.get("bundle") == _identity(bundle)
     return report if same else None

@@ -12,11 +12,11 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from torch.utils.tensorboard import SummaryWriter
 
-from protocol.publish import make_dirs, publish_bytes
+from protocol.publish import make_dirs, publish_bytes, remove_leftovers
+from trainer.files import writing
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -24,32 +24,23 @@ FLUSH_S = 5.0
 
 
 class MetricsWriter:
-    """Writes `metrics.jsonl` and `tensorboard/` in a folder. Use as a context manager.
+    """Writes `metrics.jsonl` and `tensorboard/` in a folder; to be closed.
 
     Records are kept in memory and written every few seconds and at the end, so that a step never
     waits for a disk.
     """
 
     def __init__(self, directory: Path, *, resume_step: int = 0) -> None:
-        make_dirs(directory)
         self.path = directory / METRICS
-        _keep_until(self.path, resume_step)
+        with writing("keep the curves", self.path):
+            make_dirs(directory)
+            remove_leftovers(directory)
+            _keep_until(self.path, resume_step)
         self._lines: list[str] = []
         self._flush_at = time.monotonic() + FLUSH_S
         self._events = SummaryWriter(
             str(directory / TENSORBOARD), purge_step=resume_step + 1, flush_secs=round(FLUSH_S)
         )
-
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record values at a step. Raises ValueError when one is not finite."""
@@ -61,24 +52,40 @@ class MetricsWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what was recorded so far to the operating system."""
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.writelines(self._lines)
-        self._lines.clear()
-        self._events.flush()
+        """Hand what was recorded so far to the operating system. Raises DataError when it fails."""
+        with writing("keep the curves", self.path):
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.writelines(self._lines)
+            self._lines.clear()
+            self._events.flush()
         self._flush_at = time.monotonic() + FLUSH_S
 
     def close(self) -> None:
-        self.flush()
-        self._events.close()
+        try:
+            self.flush()
+        finally:
+            self._events.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Return the records of a `metrics.jsonl`, in order; a torn last line is left out."""
+    """Return the records of a `metrics.jsonl`, in order.
+
+    A line that a crash or a full disk left torn is passed over: curves are for looking at, and no
+    reason not to resume a run.
+    """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    records = (_record(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    return [record for record in records if record is not None]
+
+
+def _record(line: str) -> dict[str, float] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
 def _keep_until(path: Path, step: int) -> None:

@@ -8,21 +8,19 @@ arXiv 2211.14730) without overlap.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 
 from protocol.errors import DataError, UsageError
-from protocol.publish import publish_bytes
 from protocol.schema import decode
+from trainer.weights import load_weights, save_weights
 
 FORMAT = "clip-encoder"
 VERSION = 1
@@ -137,16 +135,8 @@ def save_encoder(path: Path, encoder: ClipEncoder, meta: Mapping[str, Any]) -> N
 
     The same encoder and `meta` give the same bytes.
     """
-    header = {
-        "version": VERSION,
-        "config": dataclasses.asdict(encoder.config),
-        "meta": dict(meta),
-    }
-    state = encoder.state_dict()
-    tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    # One entry alone: safetensors writes several in an order that differs from run to run.
-    metadata = {FORMAT: json.dumps(header, sort_keys=True, allow_nan=False)}
-    publish_bytes(path, serialise(tensors, metadata))
+    header = {"config": dataclasses.asdict(encoder.config), "meta": dict(meta)}
+    save_weights(path, encoder, header, kind=FORMAT, version=VERSION)
 
 
 def load_encoder(path: Path) -> tuple[ClipEncoder, dict[str, Any]]:
@@ -155,11 +145,7 @@ def load_encoder(path: Path) -> tuple[ClipEncoder, dict[str, Any]]:
     Raises DataError when the file is missing, cut short, or is no encoder of this version.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(FORMAT, "{}"))
-            if header.get("version") != VERSION:
-                raise ValueError(f"not a {FORMAT} file of version {VERSION}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header, tensors = load_weights(path, kind=FORMAT, version=VERSION)
         encoder = ClipEncoder(decode(EncoderConfig, header["config"]))
         encoder.load_state_dict(tensors)
         meta = dict(header["meta"])

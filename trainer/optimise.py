@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from protocol.errors import RunFailedError
+
 GRADIENT_NORM = 1.0
 
 
@@ -23,12 +25,14 @@ def decayed_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]
 def descend(loss: Tensor, optimiser: torch.optim.Optimizer) -> float:
     """Step the optimiser down the gradient of `loss`, a scalar; return the loss.
 
-    The gradient of all parameters together is cut to a norm of 1. Raises FloatingPointError,
-    before anything has moved, when the loss is not finite.
+    The gradient of all parameters together is cut to a norm of 1. Raises RunFailedError, before
+    anything has moved, when the loss is not finite.
     """
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise FloatingPointError(f"the loss is {value}")
+        raise RunFailedError(
+            "train", why=f"the loss is {value}", hint="Start a new run with a lower rate."
+        )
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     parameters = [p for group in optimiser.param_groups for p in group["params"]]

@@ -20,15 +20,14 @@ import torch
 from torch import nn
 
 from protocol.results import StageReport
-from trainer.config import as_json, require
-from trainer.data import ClipSource, Part, split_indices
+from trainer.config import as_json, require, require_counts, require_seed, require_threads
+from trainer.data import ClipSource, Part, learning_parts
 from trainer.devices import set_up_torch
 from trainer.engine.pipeline import Pipeline
 from trainer.engine.stage import Stage
 from trainer.hashing import code_hash
 from trainer.model import ClipEncoder, EncoderConfig, save_encoder
 from trainer.pool.format import Clips, Pool, Rows, open_pool
-from trainer.pool.sample import read_index
 from trainer.randomness import stream
 from trainer.reconstruct import (
     MaskStage,
@@ -91,16 +90,17 @@ class PretrainConfig:
     """The encoder's shape."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "checkpoint_every", "threads"):
-            value = getattr(self, name)
-            require("pretrain", name, value, holds=value is None or value >= 1, right="at least 1")
+        require_counts("pretrain", self, "epochs", "batch_size", "checkpoint_every")
+        require_seed("pretrain", self.seed)
+        require_threads("pretrain", self.threads)
         for name in ("mask", "validation"):
             value = getattr(self, name)
             require("pretrain", name, value, holds=0 < value < 1, right="between 0 and 1")
         for name in ("warmup", "weight_decay"):
             value = getattr(self, name)
             require("pretrain", name, value, holds=0 <= value <= 1, right="from 0 to 1")
-        require("pretrain", "rate", self.rate, holds=self.rate > 0, right="above 0")
+        holds = 0 < self.rate <= 1
+        require("pretrain", "rate", self.rate, holds=holds, right="above 0, at most 1")
 
 
 class Validation:
@@ -184,11 +184,7 @@ def pretrain(config: PretrainConfig, run: Run) -> StageReport:
         holds=config.encoder.length == pool.length,
         right=f"{pool.length}, the length of the pool's clips",
     )
-    index = None if config.index is None else read_index(config.index, pool)
-    parts = {
-        part: split_indices(pool, part, index=index, validation_share=config.validation)
-        for part in (Part.TRAIN, Part.VALIDATION)
-    }
+    parts = learning_parts(pool, index=config.index, validation_share=config.validation)
     untrained, model = (seeded_model(config.encoder, config.seed, device) for _ in range(2))
     validation = Validation(pool, parts[Part.VALIDATION], config, device)
     outcome = _train(config, run, pool, parts[Part.TRAIN], model, validation, device)

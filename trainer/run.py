@@ -15,22 +15,27 @@ from types import TracebackType
 
 from filelock import BaseFileLock
 
-from protocol.errors import DataError, UsageError
+from protocol.errors import DataError, RefusedError, UsageError
 from protocol.names import RunId, canonical_stage, safe_relative
 from protocol.progress import Progress
-from protocol.publish import make_dirs, publish_json
+from protocol.publish import make_dirs, publish_json, remove_leftovers
 from protocol.results import Artifact, Results, RunRecord, StageReport
+from protocol.schema import decode, dumps, loads
 from protocol.stage_env import StageEnvironment
 from protocol.states import Result
-from trainer.console import ProgressReporter
+from trainer.console import ProgressReporter, say
+from trainer.files import writing
 from trainer.hashing import file_sha256
 from trainer.locks import locked
-from trainer.standalone import open_standalone
+from trainer.standalone import forget, open_standalone
 
 
 @dataclass(kw_only=True)
 class Run:
     """One attempt of one run of one stage. Use as a context manager.
+
+    A run by hand that fails before it has made anything leaves no trace, so that `--resume` finds
+    the run that got further.
 
     `after` maps an earlier stage to the run id whose result this run is to use; `result_file` is
     where a runner wants the report, None by hand; `started` is seconds since the epoch.
@@ -61,6 +66,8 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None and self.lock is not None:
+            forget(self.artifact_dir, self.checkpoint_dir)
         self.close()
 
     def close(self) -> None:
@@ -84,14 +91,20 @@ class Run:
     def finish(self, report: StageReport) -> None:
         """Publish the report: for the runner, or by hand as a record in `results.json`.
 
-        Raises ValueError when the report is of another run, BusyError when another process keeps
-        `results.json` locked.
+        Raises ValueError when the report is of another run or could not be read again, BusyError
+        when another process keeps `results.json` locked, DataError when it cannot be written.
         """
         if (report.run_id, report.stage) != (self.run_id, self.stage):
             raise ValueError(f"a report of {report.run_id}, given to {self.run_id}")
-        if self.result_file is not None:
-            publish_json(self.result_file, report.to_json())
-            return
+        # One unreadable report would make all of the results unreadable.
+        decode(StageReport, loads(dumps(report.to_json())))
+        with writing("publish the report", self.result_file or self.results_path):
+            if self.result_file is not None:
+                publish_json(self.result_file, report.to_json())
+            else:
+                self._record(report)
+
+    def _record(self, report: StageReport) -> None:
         record = RunRecord(
             run_id=self.run_id,
             stage=self.stage,
@@ -117,11 +130,7 @@ class Run:
         """
         stage = canonical_stage(stage)
         if flag:
-            if RunId.parse(flag).stage != stage:
-                raise UsageError(
-                    f"use run {flag}", why=f"{self.stage} builds on a run of stage {stage!r}"
-                )
-            return flag
+            return self._named_run(stage, flag)
         if stage in self.after:
             return self.after[stage]
         if self.result_file is not None:
@@ -130,7 +139,13 @@ class Run:
                 why=f"the runner names none: SYNCD_AFTER has {sorted(self.after)}",
                 hint=f'Add after = ["{stage}"] to this stage in stages.toml, or pass --from-run.',
             )
-        newest = Results.load(self.results_path).newest(stage)
+        numbers = [
+            RunId.parse(record.run_id)
+            for record in Results.load(self.results_path).runs.values()
+            if record.stage == stage and record.result is Result.SUCCESS
+        ]
+        # By number and not by time: a clock may be wrong.
+        newest = max(numbers, key=lambda run_id: run_id.number, default=None)
         if newest is None:
             raise UsageError(
                 f"find the {stage} run to use",
@@ -138,7 +153,18 @@ class Run:
                 why="no successful one is recorded",
                 hint=f"Run `trainer {stage}` first, with the same --output.",
             )
-        return newest.run_id
+        say(f"building on {newest}, the newest successful {stage} run")
+        return str(newest)
+
+    def _named_run(self, stage: str, flag: str) -> str:
+        what = f"use the run {flag[:80]!r}"
+        try:
+            parsed = RunId.parse(flag)
+        except RefusedError as error:
+            raise UsageError(what, why=error.why, hint=f"Such as {stage}.0001.0000.") from error
+        if parsed.stage != stage:
+            raise UsageError(what, why=f"{self.stage} builds on a run of stage {stage!r}")
+        return str(parsed)
 
     def input_report(self, stage: str, run_id: str) -> StageReport:
         """Return what that run reported. Raises DataError as `Results.find` does."""
@@ -202,14 +228,23 @@ def open_run(
 
 
 def _adopt(stage: str, given: StageEnvironment) -> Run:
+    what, run_id = f"run {stage}", RunId.parse(given.run_id)
     if given.stage != stage:
         raise UsageError(
-            f"run {stage}",
+            what,
             why=f"the runner started this program for stage {given.stage!r}",
             hint="Correct the stage's command in stages.toml.",
         )
-    make_dirs(given.artifact_dir)
-    make_dirs(given.checkpoint_dir)
+    if run_id.stage != stage or run_id.arm:
+        raise UsageError(what, why=f"SYNCD_RUN_ID is {run_id}, which is no run of {stage!r}")
+    for name, value in vars(given).items():
+        if isinstance(value, Path) and not value.is_absolute():
+            why = f"SYNCD_{name.upper()} is {str(value)!r}; it must be an absolute path"
+            raise UsageError(what, why=why)
+    for folder in (given.artifact_dir, given.checkpoint_dir):
+        with writing("make the run's folders", folder):
+            make_dirs(folder)
+            remove_leftovers(folder)
     return Run(
         run_id=given.run_id,
         stage=stage,

@@ -12,21 +12,23 @@ A run that has no record in `results.json` is unfinished; opened again by its ru
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import BaseFileLock
 
-from protocol.errors import DataError, RefusedError, UsageError
+from protocol.errors import RefusedError, UsageError
 from protocol.names import RunId
-from protocol.publish import make_dirs, publish_json
+from protocol.publish import make_dirs, publish_json, remove_leftovers
 from protocol.results import Results, RunRecord
+from trainer.files import read_record, writing
 from trainer.locks import locked
 
 ORIGIN = "0000"
+LOCK = ".lock"
+RUN = "run.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +49,14 @@ def open_standalone(stage: str, output: Path, *, run_id: str | None, resume: boo
     """Open `run_id`; or, with `resume`, the newest unfinished run of the stage; or a new one.
 
     Raises UsageError when `run_id` or `resume` does not fit, BusyError when another process is at
-    the run.
+    the run, DataError when the folders cannot be written or a record in them is damaged.
     """
     output = output.absolute()
+    with writing("open the run", output):
+        return _open(stage, output, run_id=run_id, resume=resume)
+
+
+def _open(stage: str, output: Path, *, run_id: str | None, resume: bool) -> Opened:
     artifacts, store = output / "artifacts", output / "store"
     for folder in (artifacts, store / "champion", store / "checkpoints"):
         make_dirs(folder)
@@ -62,14 +69,27 @@ def open_standalone(stage: str, output: Path, *, run_id: str | None, resume: boo
     else:
         chosen = _claim_number(stage, artifacts, finished)
     checkpoint_dir = store / "checkpoints" / chosen
-    for folder in (artifacts / chosen, checkpoint_dir):
-        make_dirs(folder)
-    lock = locked(checkpoint_dir / ".lock", timeout=0.0)
-    attempt, started = _note_attempt(checkpoint_dir / "run.json")
+    try:
+        for folder in (artifacts / chosen, checkpoint_dir):
+            make_dirs(folder)
+        lock = locked(checkpoint_dir / LOCK, timeout=0.0)
+    except OSError:
+        # A number that was claimed in vain is free again; a folder with something in it stays.
+        with contextlib.suppress(OSError):
+            (artifacts / chosen).rmdir()
+        raise
+    try:
+        for folder in (output, artifacts / chosen, checkpoint_dir):
+            remove_leftovers(folder)
+        attempts = _note_attempt(checkpoint_dir / RUN)
+    except BaseException:
+        forget(artifacts / chosen, checkpoint_dir)
+        lock.release()
+        raise
     return Opened(
         run_id=chosen,
-        attempt=attempt,
-        started=started,
+        attempt=attempts.attempt,
+        started=attempts.started,
         artifact_dir=artifacts / chosen,
         checkpoint_dir=checkpoint_dir,
         store=store,
@@ -79,14 +99,16 @@ def open_standalone(stage: str, output: Path, *, run_id: str | None, resume: boo
 
 
 def _check_run_id(stage: str, run_id: str, finished: Mapping[str, RunRecord]) -> str:
-    parsed = RunId.parse(run_id)
-    if parsed.stage != stage or parsed.arm:
+    parsed = None
+    with contextlib.suppress(RefusedError):
+        parsed = RunId.parse(run_id)
+    if parsed is None or parsed.stage != stage or parsed.arm:
         raise UsageError(
-            f"use the run id {run_id}",
+            f"use the run id {run_id[:80]!r}",
             why=f"not a run of stage {stage!r}",
             hint=f"Write it as {stage}.0001.{ORIGIN}, or leave it out.",
         )
-    if run_id in finished:
+    if str(parsed) in finished:
         raise UsageError(
             f"use the run id {run_id}",
             why="that run has already ended",
@@ -131,19 +153,33 @@ def _claim_number(stage: str, artifacts: Path, finished: Mapping[str, RunRecord]
             return run_id
 
 
-def _note_attempt(path: Path) -> tuple[int, float]:
-    attempt, started = 1, time.time()
-    try:
-        before = json.loads(path.read_bytes())
-        attempt, started = int(before["attempt"]) + 1, float(before["started"])
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            "read how often the run was started",
-            path=path,
-            why=str(error),
-            hint="Delete this file; the checkpoints beside it stay good.",
-        ) from error
-    publish_json(path, {"attempt": attempt, "started": started})
-    return attempt, started
+def forget(artifact_dir: Path, checkpoint_dir: Path) -> None:
+    """Remove the folders of a run that has made nothing, as long as its lock is held.
+
+    Anything in them but our own notes, and they stay.
+    """
+    ours = {LOCK, RUN}
+    if any(artifact_dir.iterdir()) or any(p.name not in ours for p in checkpoint_dir.iterdir()):
+        return
+    (checkpoint_dir / RUN).unlink(missing_ok=True)
+    (checkpoint_dir / LOCK).unlink(missing_ok=True)
+    checkpoint_dir.rmdir()
+    artifact_dir.rmdir()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempts:
+    """The content of `run.json`: how often the run was started, and when first."""
+
+    attempt: int
+    started: float
+
+
+def _note_attempt(path: Path) -> _Attempts:
+    hint = "Delete this file; the checkpoints beside it stay good."
+    before = read_record(_Attempts, path, what="read how often the run was started", hint=hint)
+    if before is None:
+        before = _Attempts(attempt=0, started=time.time())
+    noted = _Attempts(attempt=before.attempt + 1, started=before.started)
+    publish_json(path, asdict(noted))
+    return noted

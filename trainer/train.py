@@ -7,6 +7,7 @@ and a stage that drew from torch's global generator would not resume exactly.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -83,7 +84,8 @@ def train(
     outcome = Outcome()
     _resume(pipeline, plan, outcome)
     begin = time.perf_counter()
-    with MetricsWriter(plan.metrics, resume_step=pipeline.consumed) as metrics:
+    writer = MetricsWriter(plan.metrics, resume_step=pipeline.consumed)
+    with contextlib.closing(writer) as metrics:
         hooks = _Hooks(pipeline, plan, run, metrics, outcome, evaluate, score)
         pipeline.after_step.append(hooks.after_step)
         pipeline.after_epoch.append(hooks.after_epoch)
@@ -119,9 +121,18 @@ def _resume(pipeline: Pipeline, plan: Plan, outcome: Outcome) -> None:
             why=f"its state has version {version!r}; this program reads {STATE_VERSION}",
             hint="Resume with the program that wrote it, or start a new run.",
         )
-    checkpoint.check_config(state["config"], plan.config, path=path, ignore=plan.may_change)
-    pipeline.load_state_dict(state["pipeline"])
-    outcome.history = list(state["history"])
+    try:
+        checkpoint.check_config(state["config"], plan.config, path=path, ignore=plan.may_change)
+        pipeline.load_state_dict(state["pipeline"])
+        outcome.history = list(state["history"])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        # Whole, and of this configuration, but made by other code: say so, and touch nothing.
+        raise DataError(
+            "resume from the checkpoint",
+            path=path,
+            why=f"its state does not fit this program: {str(error).splitlines()[0]}",
+            hint="Resume with the program that wrote it, or start a new run.",
+        ) from error
     outcome.resumed_from = pipeline.consumed
     say(f"resumed from step {pipeline.consumed} of {plan.steps} ({path.name})")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,21 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     said = capsys.readouterr().err
     assert "trainer: warning: passed over the checkpoint" in said
     assert any(part in said for part in why.split("|"))
+
+
+def test_a_disk_that_is_full_is_named_and_costs_no_earlier_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, state(1.0))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * 1024, limits[1]))
+    try:
+        with pytest.raises(DataError, match=r"write the checkpoint: .*02\.pt: File too large"):
+            checkpoint.save(tmp_path, 2, state(2.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    found = checkpoint.newest_valid(tmp_path)
+    assert found is not None
+    assert found[0].name == "checkpoint-00000001.pt"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_data_without_its_manifest_is_no_checkpoint(tmp_path: Path) -> None:

@@ -29,6 +29,17 @@ def test_of_many_updates_few_are_written_and_the_last_always(tmp_path: Path) -> 
     assert read_progress(path) == Progress(step=1000, total=1000)
 
 
+def test_progress_that_cannot_be_written_is_said_once_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = ProgressReporter(tmp_path / "nowhere" / "progress.json")
+    for step in (1, 2, 2):
+        reporter.update(Progress(step=step, total=2))
+    said = capsys.readouterr().err
+    assert said.count("progress is not shown any more") == 1
+    assert "progress.json: No such file" in said
+
+
 def test_without_a_runner_or_a_terminal_nothing_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

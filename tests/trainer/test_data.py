@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from protocol.errors import DataError, UsageError
-from trainer.data import ClipSource, Part, split_indices
+from trainer.data import ClipSource, Part, learning_parts, split_indices
 from trainer.pool.format import Pool
-from trainer.pool.sample import sample
+from trainer.pool.sample import sample, write_index
 
 ROWS = np.arange(100, 170)
 
@@ -28,6 +30,16 @@ def test_parts_share_no_clip_and_leave_none_out(pool: Pool) -> None:
     assert (pool.split[test] == "test").all()
     assert (pool.split[np.concatenate([train, validation])] == "train").all()
     assert 0.1 < len(validation) / (len(train) + len(validation)) < 0.3
+
+
+def test_the_parts_to_learn_from_are_those_of_the_sample(pool: Pool, tmp_path: Path) -> None:
+    index = sample(pool, 800, 1)
+    write_index(tmp_path / "index.json", index)
+    parts = learning_parts(pool, index=tmp_path / "index.json", validation_share=0.3)
+    assert list(parts) == [Part.TRAIN, Part.VALIDATION]
+    for part, rows in parts.items():
+        same = split_indices(pool, part, index=index, validation_share=0.3)
+        assert rows.tolist() == same.tolist()
 
 
 def test_an_index_restricts_what_is_learnt_from_and_not_what_is_held_out(pool: Pool) -> None:

@@ -14,7 +14,6 @@ from trainer.evaluate import onnx_logits, onnx_session, torch_logits
 from trainer.export import (
     ExportConfig,
     ShippedModel,
-    best_arm,
     check_parity,
     export,
     find_arm,
@@ -60,19 +59,6 @@ def test_the_best_arm_by_validation_is_exported(finished_runs, exported):
     assert report.metrics["validation_accuracy"] == best.metrics["validation_accuracy"]
 
 
-def test_a_tie_is_decided_by_balanced_accuracy_and_then_by_name(exported):
-    report, _ = exported
-
-    def arm(name, accuracy, macro):
-        run_id = f"export.0009.0000.{name}"
-        metrics = {"validation_accuracy": accuracy, "validation_macro_accuracy": macro}
-        return type(report)(run_id=run_id, stage="export", metrics=metrics)
-
-    tied = {"b": arm("b", 0.5, 0.4), "a": arm("a", 0.5, 0.4), "c": arm("c", 0.5, 0.3)}
-    assert best_arm(tied).run_id == "export.0009.0000.a"
-    assert best_arm(tied | {"d": arm("d", 0.5, 0.5)}).run_id == "export.0009.0000.d"
-
-
 @pytest.mark.parametrize("wanted", [{"arm": "LP_FT"}, {"from_run": "finetune.0001.0000.lp-ft"}])
 def test_an_arm_can_be_named_by_itself_or_in_the_run_id(runs, wanted):
     run = open_run("export", output=runs, environ={})
@@ -81,8 +67,17 @@ def test_an_arm_can_be_named_by_itself_or_in_the_run_id(runs, wanted):
 
 def test_an_unknown_arm_is_an_error_that_lists_the_arms(runs):
     run = open_run("export", output=runs, environ={})
-    with pytest.raises(UsageError, match="full, lp-ft"):
-        find_arm(run, arm="half")
+    for arm in ("half", "../full"):
+        with pytest.raises(UsageError, match="full, lp-ft"):
+            find_arm(run, arm=arm)
+
+
+def test_two_arms_named_at_once_are_refused(runs):
+    run = open_run("export", output=runs, environ={})
+    named = "finetune.0001.0000.full"
+    with pytest.raises(UsageError, match="'full' and 'lp-ft'"):
+        find_arm(run, arm="lp-ft", from_run=named)
+    assert find_arm(run, arm="full", from_run=named).run_id == named
 
 
 def test_the_onnx_file_takes_any_batch_and_says_nothing_of_our_files(onnx_path):

@@ -11,6 +11,7 @@ import torch
 
 from protocol.errors import DataError, UsageError
 from protocol.results import Results
+from trainer.arms import Arm
 from trainer.base import Base, load_base
 from trainer.bundle import BASE, open_bundle
 from trainer.champion import promote
@@ -18,7 +19,7 @@ from trainer.classifier import Classifier, load_classifier
 from trainer.data import ClipSource, Part, split_indices
 from trainer.engine.pipeline import Pipeline
 from trainer.evaluate import accuracy, torch_logits
-from trainer.finetune import Arm, FinetuneConfig, arm_rates, finetune
+from trainer.finetune import FinetuneConfig, arm_rates, finetune
 from trainer.finetune_stage import FinetuneStage
 from trainer.metrics import read_metrics
 from trainer.model import ClipEncoder, EncoderConfig, load_encoder

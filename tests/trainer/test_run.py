@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +92,41 @@ def test_a_runner_that_names_no_run_to_use_is_an_error_and_not_a_guess(
 def test_a_program_started_for_another_stage_refuses(given: StageEnvironment) -> None:
     with pytest.raises(UsageError, match="started this program for stage 'finetune'"):
         adopt(given, "pretrain")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"run_id": "gate.0007.7f3a"}, "SYNCD_RUN_ID is gate.0007.7f3a, which is no run of"),
+        ({"run_id": "finetune.0007.7f3a.full"}, "SYNCD_RUN_ID is finetune.0007.7f3a.full"),
+        ({"store": Path()}, "SYNCD_STORE is '.'; it must be an absolute path"),
+        ({"artifact_dir": Path("a")}, "SYNCD_ARTIFACT_DIR is 'a'; it must be"),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_refused(
+    given: StageEnvironment, change: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(why)):
+        adopt(replace(given, **change))
+
+
+def test_a_report_that_could_not_be_read_again_is_never_recorded(
+    tmp_path: Path, standalone: Opener
+) -> None:
+    finished(standalone("pretrain"))
+    run = standalone("pretrain")
+    report = StageReport(run_id=run.run_id, stage=run.stage, seed=2**70)
+    with pytest.raises(ValueError, match="does not fit 64 bits"):
+        run.finish(report)
+    assert list(Results.load(tmp_path / "runs" / "results.json").runs) == ["pretrain.0001.0000"]
+
+
+def test_a_report_that_cannot_be_written_is_an_error_that_names_the_file(
+    given: StageEnvironment,
+) -> None:
+    given.result_file.mkdir()
+    with pytest.raises(DataError, match=r"publish the report: .*report\.json: Is a directory"):
+        finished(adopt(given))
 
 
 def test_records_written_at_once_are_all_kept(tmp_path: Path, standalone: Opener) -> None:

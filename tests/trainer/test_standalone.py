@@ -79,3 +79,31 @@ def test_a_damaged_note_of_the_attempts_is_named(tmp_path: Path, standalone: Ope
     (run.checkpoint_dir / "run.json").write_text("[]")
     with pytest.raises(DataError, match=r"run\.json.*Delete this file"):
         open_run("pretrain", output=tmp_path / "runs", run_id=run.run_id, environ={})
+
+
+def test_a_number_claimed_in_vain_is_free_again(tmp_path: Path, standalone: Opener) -> None:
+    standalone("gate").close()
+    checkpoints = tmp_path / "runs" / "store" / "checkpoints"
+    (checkpoints / "pretrain.0001.0000").write_text("in the way")
+    with pytest.raises(DataError, match="open the run"):
+        standalone("pretrain")
+    (checkpoints / "pretrain.0001.0000").unlink()
+    assert standalone("pretrain").run_id == "pretrain.0001.0000"
+
+
+def test_a_run_that_has_made_something_is_kept_when_it_fails(standalone: Opener) -> None:
+    run = standalone("pretrain")
+    (run.artifact_dir / "metrics.jsonl").write_text("{}")
+    run.__exit__(ValueError, ValueError("later"), None)
+    assert (run.checkpoint_dir / "run.json").exists()
+
+
+def test_what_a_killed_writer_left_is_removed_when_the_run_is_opened_again(
+    tmp_path: Path, standalone: Opener
+) -> None:
+    run = standalone("pretrain")
+    left = run.artifact_dir / ".encoder.safetensors.0123456789ab.tmp"
+    left.write_text("half")
+    run.close()
+    open_run("pretrain", output=tmp_path / "runs", run_id=run.run_id, environ={}).close()
+    assert not left.exists()

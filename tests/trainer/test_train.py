@@ -157,6 +157,26 @@ def test_a_checkpoint_of_another_version_is_refused(run: Run) -> None:
         go(run, Learn())
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: {"version": 1},
+        lambda state: state | {"pipeline": 3},
+        lambda state: state | {"pipeline": state["pipeline"] | {"stages": {"learn": {}}}},
+        lambda state: state | {"config": None},
+    ],
+)
+def test_a_state_that_other_code_wrote_is_refused_by_name(
+    run: Run, damage: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    go(run, Learn())
+    found = newest_valid(run.checkpoint_dir)
+    assert found is not None
+    save(run.checkpoint_dir, STEPS + 1, damage(found[1]))
+    with pytest.raises(DataError, match=r"00000022\.pt: its state does not fit this program"):
+        go(run, Learn())
+
+
 def test_curves_are_artefacts_an_event_file_for_each_attempt(run: Run) -> None:
     with pytest.raises(StageError):
         go(run, Learn(fail_at=14))

@@ -10,15 +10,29 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from trainer.cli import examples
 from trainer.pool.build import CORPORA, LENGTH, SHARDS, build_pool
 from trainer.pool.describe import describe, describe_table, plot_shares
 from trainer.pool.format import open_pool
 from trainer.pool.sample import read_index, sample, write_index
 
-app = App(name="pool", help="The pool of clips: build one, look into one, draw a sample of one.")
+app = App(
+    name="pool",
+    help="The pool of clips: build one, look into one, draw a sample of one.",
+    help_epilogue=examples(
+        "trainer pool build --output pool",
+        "trainer pool describe pool",
+        "trainer pool sample pool --size 500 --seed 1 --output pilot.json",
+    ),
+)
 
 
-@app.command
+@app.command(
+    help_epilogue=examples(
+        "trainer pool build --output pool",
+        "trainer pool build --corpora GunPoint --corpora OSULeaf --shards 2",
+    )
+)
 def build(
     *,
     output: Path = Path("pool"),
@@ -28,13 +42,6 @@ def build(
     json: bool = False,
 ) -> None:
     """Build a pool of real, labelled clips out of the package aeon; nothing is downloaded.
-
-    For example:
-
-    ```
-    trainer pool build --output pool
-    trainer pool build --output pool --corpora GunPoint --corpora OSULeaf --shards 2
-    ```
 
     Parameters
     ----------
@@ -56,7 +63,13 @@ def build(
         Console().print(describe_table(open_pool(output)))
 
 
-@app.command(name="describe")
+@app.command(
+    name="describe",
+    help_epilogue=examples(
+        "trainer pool describe pool --check",
+        "trainer pool describe pool --index pilot.json --plot shares.png",
+    ),
+)
 def describe_command(
     pool: Path = Path("pool"),
     *,
@@ -66,12 +79,6 @@ def describe_command(
     json: bool = False,
 ) -> None:
     """Show what a pool holds, by corpus, and what a sample took of it.
-
-    For example:
-
-    ```
-    trainer pool describe pool --index pilot.json --plot shares.png
-    ```
 
     Parameters
     ----------
@@ -98,7 +105,10 @@ def describe_command(
         Console().print(describe_table(opened, sampled))
 
 
-@app.command(name="sample")
+@app.command(
+    name="sample",
+    help_epilogue=examples("trainer pool sample pool --size 500 --seed 1 --output pilot.json"),
+)
 def sample_command(
     pool: Path = Path("pool"),
     *,
@@ -109,12 +119,6 @@ def sample_command(
     json: bool = False,
 ) -> None:
     """Draw clips uniformly at random without replacement, and write them as an index file.
-
-    For example:
-
-    ```
-    trainer pool sample pool --size 30000 --seed 1 --output pilot.json
-    ```
 
     Parameters
     ----------

@@ -116,10 +116,12 @@ def describe_failure(stage: str, item: Item[Any] | None) -> str:
 
 @contextlib.contextmanager
 def failures_named(stage: str, item: Item[Any] | None = None) -> Iterator[None]:
-    """Raise what fails in the block as StageError; a user's error stays what it is, with a note."""
+    """Raise what fails in the block as StageError, with two exceptions: a user's error, and what
+    the system refused, stay what they are, with a note.
+    """
     try:
         yield
-    except UserError as error:
+    except (UserError, OSError) as error:
         error.add_note(describe_failure(stage, item))
         raise
     except Exception as error:

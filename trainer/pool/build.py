@@ -20,10 +20,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from protocol.errors import DataError, UsageError
-from protocol.publish import make_dirs, publishing
+from protocol.publish import make_dirs, publishing, remove_leftovers
+from trainer.files import writing
 from trainer.hashing import file_sha256
+from trainer.locks import locked
 from trainer.pool.format import Clips, Strings, pool_schema
 from trainer.pool.manifest import (
+    MAX_LENGTH,
     VERSION,
     Manifest,
     ShardEntry,
@@ -81,8 +84,9 @@ def build_pool(
     Raises UsageError when `aeon` is not installed or has no such corpus, or `length` or `shards`
     is out of range; DataError when a series cannot be used.
     """
-    if length < 2:
-        raise UsageError("build the pool", why=f"length is {length}; it must be at least 2")
+    if not 2 <= length <= MAX_LENGTH:
+        why = f"length is {length}; it must be from 2 to {MAX_LENGTH}"
+        raise UsageError("build the pool", why=why)
     root, version = _aeon()
     tables, lengths = [], {}
     for name in sorted(set(corpora)):
@@ -119,8 +123,7 @@ def _read_corpus(root: Path, name: str, length: int) -> tuple[ClipTable, list[in
         if not path.is_file():
             raise UsageError(
                 f"read the corpus {name!r}",
-                path=path,
-                why="aeon carries no such file",
+                why=f"aeon carries no {path.name}",
                 hint=f"Known corpora: {', '.join(CORPORA)}.",
             )
         values, labels = load_from_ts_file(str(path))
@@ -177,14 +180,24 @@ def write_pool(
 ) -> Manifest:
     """Write a pool: the shards first, each atomically, then `pool.json`, then remove old shards.
 
-    Raises UsageError when there are fewer clips than shards, or two clips have one id.
+    Raises UsageError when there are fewer clips than shards, or two clips have one id, BusyError
+    when another process writes there, DataError when the folder cannot be written.
     """
     if not 1 <= shards <= len(table):
         why = f"shards is {shards}; it must be from 1 to the number of clips, {len(table)}"
         raise UsageError("write the pool", path=folder, why=why)
     if len(np.unique(table.clip_id)) != len(table):
         raise UsageError("write the pool", path=folder, why="two clips have one id")
-    make_dirs(folder)
+    with writing("write the pool", folder):
+        make_dirs(folder)
+        with locked(folder / ".lock", timeout=0.0):
+            return _write(folder, table, shards=shards, preprocessing=preprocessing)
+
+
+def _write(
+    folder: Path, table: ClipTable, *, shards: int, preprocessing: Mapping[str, Any]
+) -> Manifest:
+    remove_leftovers(folder)
     bounds = np.linspace(0, len(table), shards + 1).round().astype(int).tolist()
     corpora, counts = np.unique(table.corpus, return_counts=True)
     entries = []

@@ -14,6 +14,7 @@ import numpy as np
 from rich.table import Table
 
 from protocol.publish import publishing
+from trainer.files import writing
 from trainer.pool.format import Pool
 from trainer.pool.sample import IndexFile, bias_test, corpus_counts
 
@@ -40,7 +41,6 @@ def corpus_rows(pool: Pool, index: IndexFile | None = None) -> list[CorpusRow]:
     """Return what each corpus of the pool consists of, by name."""
     sampled = {} if index is None else corpus_counts(pool, index.rows)
     head = {} if index is None else corpus_counts(pool, np.arange(index.size))
-    lengths = pool.manifest.preprocessing.get("original_lengths", {})
     rows = []
     for name, clips in sorted(pool.manifest.corpora.items()):
         mine = pool.corpus == name
@@ -51,12 +51,22 @@ def corpus_rows(pool: Pool, index: IndexFile | None = None) -> list[CorpusRow]:
                 train=int((mine & (pool.split == "train")).sum()),
                 test=int((mine & (pool.split == "test")).sum()),
                 classes=len(np.unique(pool.label[mine])),
-                lengths=tuple(lengths[name]) if name in lengths else None,
+                lengths=_lengths(pool, name),
                 sampled=sampled.get(name),
                 head=head.get(name),
             )
         )
     return rows
+
+
+def _lengths(pool: Pool, corpus: str) -> tuple[int, int] | None:
+    """Return what the manifest says of a corpus' original lengths; a note, that may be missing."""
+    match pool.manifest.preprocessing.get("original_lengths"):
+        case {**noted} if corpus in noted:
+            match noted[corpus]:
+                case [int(low), int(high)]:
+                    return low, high
+    return None
 
 
 def describe(pool: Pool, index: IndexFile | None = None) -> dict[str, Any]:
@@ -128,5 +138,5 @@ def plot_shares(pool: Pool, path: Path, index: IndexFile | None = None) -> None:
     axes.set_ylabel("share of clips (%)")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    with publishing(path) as file:
+    with writing("draw the chart", path), publishing(path) as file:
         figure.savefig(file, format="png", dpi=150)

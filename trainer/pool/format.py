@@ -7,6 +7,8 @@ table it joins all chunks first (apache/arrow#39565).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +35,7 @@ Strings = NDArray[np.str_]
 
 ARROW_MAGIC = b"ARROW1"
 PARQUET_MAGIC = b"PAR1"
+SPLITS = frozenset({"train", "test"})
 
 
 def pool_schema(length: int) -> pa.Schema:
@@ -86,7 +89,16 @@ class Pool:
             for batch in _read_shard(path, entry, self.length):
                 chunks.append(_Chunk(start=start, clips=_clip_view(batch, path), batch=batch))
                 start += batch.num_rows
+        self._check_corpora(chunks)
         return chunks
+
+    def _check_corpora(self, chunks: Sequence[_Chunk]) -> None:
+        counts: Counter[str] = Counter()
+        for chunk in chunks:
+            for each in chunk.batch.column("corpus").value_counts().to_pylist():
+                counts[each["values"]] += each["counts"]
+        if counts != self.manifest.corpora:
+            raise _damaged(self.folder / MANIFEST, "its corpora are not those of the shards")
 
     @cached_property
     def _starts(self) -> Rows:
@@ -189,6 +201,8 @@ def _check_size(path: Path, entry: ShardEntry) -> None:
         size = path.stat().st_size
     except OSError as error:
         raise _damaged(path, f"a shard is missing: {error.strerror}") from error
+    if not path.is_file():
+        raise _damaged(path, "a shard is missing: this is no file")
     if size != entry.size:
         cut = "cut short" if size < entry.size else "altered"
         reason = _why_not_arrow(path) or f"{cut}: {size} bytes instead of {entry.size}"
@@ -219,6 +233,9 @@ def _read_shard(path: Path, entry: ShardEntry, length: int) -> list[pa.RecordBat
         raise _damaged(path, f"its columns are {_columns(reader.schema)}")
     if sum(batch.num_rows for batch in batches) != entry.rows:
         raise _damaged(path, f"it does not hold {entry.rows} rows")
+    splits = {split for batch in batches for split in batch.column("split").unique().to_pylist()}
+    if not splits <= SPLITS:
+        raise _damaged(path, f"its splits are {sorted(map(str, splits))}, not train and test")
     return batches
 
 
@@ -232,4 +249,9 @@ def _clip_view(batch: pa.RecordBatch, path: Path) -> Clips:
         raise _damaged(path, "the column clip holds nulls")
     # flatten() heeds the array's offset, which `.values` does not.
     values: Clips = column.flatten().to_numpy(zero_copy_only=True)
-    return values.reshape(batch.num_rows, -1)
+    clips = values.reshape(batch.num_rows, -1)
+    finite = np.isfinite(clips).all(axis=1)
+    if not finite.all():
+        clip_id = batch.column("clip_id")[int(finite.argmin())].as_py()
+        raise _damaged(path, f"the clip {clip_id} has values that are not finite")
+    return clips

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +24,12 @@ from numpy.typing import NDArray
 from protocol.errors import DataError
 from protocol.names import safe_relative
 from protocol.publish import publish_json
-from protocol.schema import decode
+from trainer.files import read_record, writing
 
 VERSION = 1
+MAX_LENGTH = 2**16
 MANIFEST = "pool.json"
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 REBUILD = "Build the pool again with `trainer pool build`, or fetch it again."
 
 
@@ -58,8 +61,12 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"version {self.version}; this program reads {VERSION}")
-        if self.length < 1 or self.rows < 1:
-            raise ValueError("length and rows must be at least 1")
+        if not 1 <= self.length <= MAX_LENGTH or self.rows < 1:
+            raise ValueError(f"length must be from 1 to {MAX_LENGTH}, and rows at least 1")
+        if not _SHA256.match(self.content_hash):
+            raise ValueError("content_hash is no SHA-256")
+        if len({shard.name for shard in self.shards}) != len(self.shards):
+            raise ValueError("a shard stands there twice")
         if sum(shard.rows for shard in self.shards) != self.rows:
             raise ValueError(f"the shards' rows do not add up to {self.rows}")
         if sum(self.corpora.values()) != self.rows:
@@ -71,22 +78,18 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises DataError when it is missing, not JSON, malformed or of another version.
     """
-    path = folder / MANIFEST
-    try:
-        return decode(Manifest, json.loads(path.read_bytes()))
-    except FileNotFoundError as error:
+    path, what = folder / MANIFEST, "open the pool"
+    manifest = read_record(Manifest, path, what=what, hint=REBUILD)
+    if manifest is None:
         why = "no such file" if folder.is_dir() else "no such folder"
-        raise DataError("open the pool", path=path, why=why, hint=REBUILD) from error
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise DataError("open the pool", path=path, why=why) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError("open the pool", path=path, why=str(error), hint=REBUILD) from error
+        raise DataError(what, path=path, why=why, hint=REBUILD)
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Publish `pool.json`, once its shards are durable."""
-    publish_json(folder / MANIFEST, asdict(manifest))
+    with writing("write the pool", folder / MANIFEST):
+        publish_json(folder / MANIFEST, asdict(manifest))
 
 
 def content_hash(rows: Iterable[tuple[str, str, str, str]], clips: NDArray[np.float32]) -> str:

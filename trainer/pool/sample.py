@@ -8,7 +8,6 @@ of 10,000 lies within the sample of 30,000.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -19,7 +18,8 @@ import numpy as np
 
 from protocol.errors import DataError, UsageError
 from protocol.publish import make_dirs, publish_json
-from protocol.schema import decode
+from trainer.config import require_seed
+from trainer.files import read_record, writing
 from trainer.pool.format import Pool, Rows
 from trainer.randomness import order, stream
 
@@ -77,12 +77,19 @@ class IndexRecord:
     bias: BiasTest
     rows: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(f"version {self.version}; this program reads {VERSION}")
+        if not self.size or not self.size == len(self.rows) == len(set(self.rows)):
+            raise ValueError(f"it does not hold {self.size} different rows, at least one")
+
 
 def sample(pool: Pool, size: int, seed: int, *, stratify: bool = False) -> IndexFile:
     """Draw `size` clips of the pool without replacement.
 
-    Raises UsageError when the pool does not hold as many.
+    Raises UsageError when the pool does not hold as many, or for a seed out of range.
     """
+    require_seed("the sample", seed)
     if not 1 <= size <= pool.rows:
         raise UsageError(
             "sample the pool",
@@ -160,7 +167,11 @@ def chi_squared_bound(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 
 def write_index(path: Path, index: IndexFile) -> None:
-    """Publish an index file."""
+    """Publish an index file, over an older one if need be.
+
+    Raises UsageError when there is a file that is no index, which is left alone; DataError when
+    the file cannot be written.
+    """
     written = IndexRecord(
         version=VERSION,
         pool=index.pool,
@@ -171,8 +182,19 @@ def write_index(path: Path, index: IndexFile) -> None:
         bias=index.bias,
         rows=tuple(index.rows.tolist()),
     )
-    make_dirs(path.absolute().parent)
-    publish_json(path, asdict(written))
+    what = "write the index"
+    try:
+        read_record(IndexRecord, path, what=what)
+    except DataError as error:
+        raise UsageError(
+            what,
+            path=path,
+            why="there is something else, which is left alone",
+            hint="Choose another --output.",
+        ) from error
+    with writing(what, path):
+        make_dirs(path.absolute().parent)
+        publish_json(path, asdict(written))
 
 
 def read_index(path: Path, pool: Pool) -> IndexFile:
@@ -181,17 +203,10 @@ def read_index(path: Path, pool: Pool) -> IndexFile:
     Raises DataError when it is missing, malformed, or the index of another pool.
     """
     what, hint = "read the index", "Draw it again with `trainer pool sample`."
-    try:
-        written = decode(IndexRecord, json.loads(path.read_bytes()))
-        if written.version != VERSION:
-            raise ValueError(f"version {written.version}; this program reads {VERSION}")
-        rows = np.array(written.rows, dtype=np.int64)
-        if len(rows) != written.size or len(np.unique(rows)) != len(rows):
-            raise ValueError(f"it does not hold {written.size} different rows")
-    except OSError as error:
-        raise DataError(what, path=path, why=error.strerror or str(error), hint=hint) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(what, path=path, why=str(error), hint=hint) from error
+    written = read_record(IndexRecord, path, what=what, hint=hint)
+    if written is None:
+        raise DataError(what, path=path, why="no such file", hint=hint)
+    rows = np.array(written.rows, dtype=np.int64)
     if written.pool != pool.content_hash:
         why = f"it is of the pool {written.pool[:12]}, not of {pool.content_hash[:12]}"
         raise DataError(what, path=path, why=f"{why} in {pool.folder}", hint=hint)

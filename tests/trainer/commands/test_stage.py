@@ -78,10 +78,10 @@ def test_the_table_shows_the_verdict_and_a_column_for_each_arm() -> None:
     with console.capture() as capture:
         console.print(report_table(report))
     lines = [line.split() for line in capture.get().replace("│", " ").splitlines()]
+    assert "full (best) ┃ lp-ft" in capture.get()
     for row in (
         ["gate.0001.0000"],
         ["verdict", "promote"],
-        ["best", "arm", "full"],
         ["accuracy", "0.5", "0.1235"],
         ["best_epoch", "28", "28"],
         ["train", "took", "1.2", "s", "1.2", "s"],

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
-from protocol.errors import UsageError
+from protocol.errors import BusyError, UsageError
 from trainer.pool.build import CORPORA, ClipTable, build_pool, preprocess, write_pool
 from trainer.pool.format import Pool, open_pool
 
@@ -107,3 +108,11 @@ def test_two_clips_with_one_id_are_refused(pool: Pool, tmp_path: Path) -> None:
     doubled = ClipTable(**{**vars(part), "clip_id": np.full(10, "same")})
     with pytest.raises(UsageError, match="two clips have one id"):
         write_pool(tmp_path, doubled, shards=1, preprocessing={})
+
+
+def test_two_processes_do_not_write_one_pool_at_once(tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".lock"), pytest.raises(BusyError, match="another process holds it"):
+        build_pool(tmp_path, corpora=["GunPoint"])
+    (tmp_path / ".pool.json.0123456789ab.tmp").write_text("half")
+    build_pool(tmp_path, corpora=["GunPoint"])
+    assert not list(tmp_path.glob("*.tmp"))

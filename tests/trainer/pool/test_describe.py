@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from rich.console import Console
 
@@ -27,6 +29,13 @@ def test_counts_and_lengths_are_those_of_the_corpora(pool: Pool) -> None:
     assert (gestures.clips, gestures.train, gestures.test) == (100, 50, 50)
     assert (gestures.classes, gestures.lengths) == (10, (29, 361))
     assert sum(row.clips for row in rows.values()) == pool.rows
+
+
+@pytest.mark.parametrize("noted", [None, 3, {}, {"ACSF1": None}, {"ACSF1": [1]}, {"ACSF1": "ab"}])
+def test_lengths_that_a_manifest_does_not_tell_are_left_out(pool: Pool, noted: object) -> None:
+    manifest = replace(pool.manifest, preprocessing={"original_lengths": noted})
+    rows = {row.corpus: row for row in corpus_rows(Pool(pool.folder, manifest))}
+    assert rows["ACSF1"].lengths is None
 
 
 def test_the_description_is_json_with_the_samples_bias_and_the_head_slices(pool: Pool) -> None:

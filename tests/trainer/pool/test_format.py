@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pytest
 
 from protocol.errors import DataError, UsageError
 from trainer.hashing import file_sha256
+from trainer.pool.build import ClipTable, write_pool
 from trainer.pool.format import Pool, open_pool, pool_schema
 from trainer.pool.manifest import MANIFEST
 
@@ -170,6 +172,9 @@ def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
         ({"rows": 3}, "do not add up to 3"),
         ({"corpora": {"A": 1}}, "corpora's rows do not add up"),
         ({"length": "128"}, "length is not"),
+        ({"length": 10**12}, "length must be from 1 to 65536"),
+        ({"content_hash": "x"}, "content_hash is no SHA-256"),
+        ({"shards": [{"name": "x", "rows": 9, "size": 1, "sha256": ""}] * 2, "rows": 18}, "twice"),
         ({"shards": [{"name": "../x", "rows": 2249, "size": 1, "sha256": ""}]}, r"\.\."),
     ],
 )
@@ -195,3 +200,49 @@ def test_rows_that_are_not_those_of_the_content_hash_are_found(copy: Path) -> No
     (copy / MANIFEST).write_text(json.dumps({**manifest, "content_hash": "0" * 64}))
     with pytest.raises(DataError, match="its content hash is not that of the rows"):
         open_pool(copy).check_content()
+
+
+def table(pool: Pool, **columns: np.ndarray[Any, Any]) -> ClipTable:
+    """The pool as a table to write again, with other columns in place of its own."""
+    mine = {
+        "clips": pool.clips(np.arange(pool.rows)),
+        "corpus": pool.corpus,
+        "label": pool.label,
+        "split": pool.split,
+        "clip_id": pool.clip_id,
+    }
+    return ClipTable(**(mine | columns))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_clip_that_is_not_finite_is_named_before_anything_learns_from_it(
+    pool: Pool, tmp_path: Path, bad: float
+) -> None:
+    clips = pool.clips(np.arange(pool.rows))
+    clips[700, 3] = bad
+    write_pool(tmp_path, table(pool, clips=clips), shards=2, preprocessing={})
+    with pytest.raises(DataError, match=f"the clip {pool.clip_id[700]} has values that are not"):
+        _ = open_pool(tmp_path).corpus
+
+
+def test_a_split_that_is_neither_train_nor_test_is_refused(pool: Pool, tmp_path: Path) -> None:
+    split = np.where(np.arange(pool.rows) == 5, "tset", pool.split)
+    write_pool(tmp_path, table(pool, split=split), shards=2, preprocessing={})
+    with pytest.raises(DataError, match=r"00000-of-00002\.arrow: its splits are .*tset"):
+        _ = open_pool(tmp_path).corpus
+
+
+def test_corpora_that_are_not_those_of_the_shards_are_refused(copy: Path) -> None:
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["corpora"]["GunPoint"] -= 1
+    manifest["corpora"]["ACSF1"] += 1
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="its corpora are not those of the shards"):
+        open_pool(copy).clips(np.array([0]))
+
+
+def test_a_folder_in_place_of_a_shard_is_named(copy: Path) -> None:
+    (copy / SHARD).unlink()
+    (copy / SHARD).mkdir()
+    with pytest.raises(DataError, match="a shard is missing: this is no file"):
+        open_pool(copy)

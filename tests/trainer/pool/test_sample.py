@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -166,3 +167,22 @@ def test_a_malformed_index_is_refused(
 def test_a_missing_index_is_named(pool: Pool, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.json: no such file"):
         read_index(tmp_path / "none.json", pool)
+
+
+def test_a_file_that_is_no_index_is_never_overwritten(pool_path: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pool_path, tmp_path / "pool"))
+    before = (folder / "pool.json").read_bytes()
+    opened = open_pool(folder)
+    for path in (folder / "pool.json", folder):
+        with pytest.raises(UsageError, match="something else, which is left alone"):
+            write_index(path, sample(opened, 5, 1))
+    assert (folder / "pool.json").read_bytes() == before
+    write_index(tmp_path / "index.json", sample(opened, 5, 1))
+    write_index(tmp_path / "index.json", sample(opened, 6, 1))
+    assert read_index(tmp_path / "index.json", opened).size == 6
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_an_index_cannot_hold_is_refused(pool: Pool, seed: int) -> None:
+    with pytest.raises(UsageError, match=f"seed is {seed}"):
+        sample(pool, 5, seed)
