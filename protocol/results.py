@@ -155,12 +155,6 @@ class Results:
             raise DataError(what, path=path, why="it left no report")
         return report
 
-    def newest(self, stage: str) -> RunRecord | None:
-        """Return the last successful run of a stage, by end time, or None."""
-        name = canonical_stage(stage)
-        done = [r for r in self.runs.values() if r.stage == name and r.result is Result.SUCCESS]
-        return max(done, key=lambda run: run.ended or 0.0, default=None)
-
     def save(self, path: Path) -> None:
         """Publish `results.json` atomically."""
         runs = loads(dumps({run_id: run.to_json() for run_id, run in self.runs.items()}))

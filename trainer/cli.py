@@ -153,7 +153,10 @@ def read_settings(path: Path) -> dict[str, Any]:
     what = "read the settings"
     try:
         # Some editors begin a file with a byte-order mark, which TOML does not know.
-        settings = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        text = path.read_bytes().decode("utf-8-sig")
+        settings = tomllib.loads(text)
+        if "\\u0000" in text or "\\U00000000" in text:
+            raise ConfigError(what, path=path, why="it has a NUL character, of no use anywhere")
     except OSError as error:
         raise ConfigError(what, path=path, why=error.strerror or str(error)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -123,16 +123,6 @@ def test_a_stale_or_foreign_result_is_an_error(run_id: str, stage: str, why: str
         Results([RECORD, failed, mute]).find(run_id, stage)
 
 
-def test_the_newest_run_is_the_last_that_succeeded():
-    later = dataclasses.replace(RECORD, run_id="finetune.0005.7f3a", ended=9.0)
-    failed = dataclasses.replace(
-        later, run_id="finetune.0007.7f3a", result=Result.KILLED, ended=99.0
-    )
-    results = Results([later, RECORD, failed])
-    assert results.newest("Finetune") == later
-    assert results.newest("gate") is None
-
-
 def write(folder: Path, value: object) -> Path:
     path = folder / "report.json"
     path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())

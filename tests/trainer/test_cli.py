@@ -260,3 +260,10 @@ def test_an_interrupt_ends_with_130_and_says_how_to_go_on(
     assert process.returncode == ExitCode.INTERRUPTED
     assert "interrupted; --resume goes on from the last checkpoint" in err
     assert "Traceback" not in out + err
+
+
+def test_a_nul_character_in_the_settings_is_refused(tmp_path, capsys):
+    path = tmp_path / "trainer.toml"
+    path.write_text('[pretrain]\npool = "a\\u0000b"\n')
+    assert main(["--config", str(path), "pretrain"]) == ExitCode.CONFIG
+    assert "NUL character" in capsys.readouterr().err
