@@ -44,6 +44,7 @@ from protocol.schema import decode
 from protocol.states import State
 from protocol.status import Status, render_status
 from protocol.wire import Role, Writer
+from syncd import schedule
 from syncd.daemon import Daemon, Loop
 from syncd.files import RemoteFiles, checked_path, is_growing
 from syncd.payload import ServedFolder, read_stages
@@ -55,11 +56,24 @@ log = logging.getLogger("syncd")
 STATUS_SECONDS = 15.0
 DEBOUNCE_SECONDS = 0.2
 SERVE_SCAN_SECONDS = 10.0
+NO_PAYLOAD = schedule.Payload(0)
 
 
 def _is_wanted(path: str) -> bool:
     """Whether a file is placed here: not those of the store, and growing ones come as streams."""
     return path.startswith("in/") and not is_growing(path)
+
+
+def _is_run(line: QueueLine) -> bool:
+    return isinstance(line.command, RunCommand)
+
+
+def _why_not(command: RunCommand, payload: schedule.Payload) -> str:
+    """Return why a command cannot be run with a payload, or ""."""
+    if payload.error or command.stage in payload.stages:
+        return payload.error
+    why = f"serve/stages.toml defines no stage {command.stage!r}. "
+    return why + suggest(command.stage, payload.stages)
 
 
 class Controller(Daemon):
@@ -76,7 +90,7 @@ class Controller(Daemon):
         self.serve_loop = Loop("serve", self._scan_serve, lambda: SERVE_SCAN_SECONDS)
         self._digest = b""
         self._unchanged_since = time.monotonic()
-        self._settling = False
+        self._counted = False  # whether all that the file says was numbered
         self._status_written = 0.0
 
     def recovered(self) -> None:
@@ -134,17 +148,23 @@ class Controller(Daemon):
         now = time.monotonic()
         if digest != self._digest:
             self._digest, self._unchanged_since = digest, now
-        elif not self._settling:
+            self._counted = False
+        elif self._counted:
             return False
         last = self.state.get("queue", {})
         decision = scan(last, parse_queue(data), unchanged_for=now - self._unchanged_since)
-        self._settling = decision.settling
         if not decision.new and decision.counts == last:
+            self._counted = not decision.settling
             return False
+        # Looked at once for all of them, and before the transaction: the thread that scans serve/
+        # locks it first and the state then, so the other way round both would wait for ever.
+        payload = self._payload() if any(_is_run(line) for line in decision.new) else NO_PAYLOAD
         with self.state.transaction():
             for line in decision.new:
-                self._number(line)
+                self._number(line, payload)
             self.state.put("queue", dict(decision.counts))
+        # Only now: a scan that failed is tried again though the file stays as it is.
+        self._counted = not decision.settling
         return bool(decision.new)
 
     def _read_queue(self) -> bytes:
@@ -163,13 +183,14 @@ class Controller(Daemon):
         except OSError as error:
             raise ConfigError("read the queue", path=path, why=str(error)) from error
 
-    def _number(self, line: QueueLine) -> None:
+    def _number(self, line: QueueLine, payload: schedule.Payload) -> None:
         """Give a new line its number, with the payload that it must not run without."""
         row = self.state.row("SELECT COALESCE(MAX(number), 0) + 1 FROM commands")
         number = int(row[0]) if row else 1
         order, error = 0, line.error
         if isinstance(line.command, RunCommand):
-            order, error = self._payload_for(line.command)
+            error = _why_not(line.command, payload)
+            order = 0 if error else payload.order
         message = QueuedCommand(
             number=number,
             line=line.text,
@@ -186,17 +207,13 @@ class Controller(Daemon):
             f": refused: {error}" if error else "",
         )
 
-    def _payload_for(self, command: RunCommand) -> tuple[int, str]:
-        """Return the order of serve/ as it is now, or why the command cannot be run with it."""
+    def _payload(self) -> schedule.Payload:
+        """Return serve/ as it is now, or why nothing can be run with it."""
         try:
             order = self.served.scan()
-            stages = read_stages(self.layout.serve)
+            return schedule.Payload(order, read_stages(self.layout.serve))
         except UserError as problem:
-            return 0, str(problem)
-        if command.stage not in stages:
-            why = f"serve/stages.toml defines no stage {command.stage!r}. "
-            return 0, why + suggest(command.stage, stages)
-        return order, ""
+            return schedule.Payload(0, error=str(problem))
 
     def _run_id(self, number: int, line: QueueLine) -> str:
         origin = self.link.writer.nonce[:4]

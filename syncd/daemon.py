@@ -68,7 +68,7 @@ class Daemon(ABC):
         self.push_loop = Loop("push", self._push, lambda: 1.0)
         self.pull_loop = Loop("pull", self._pull, self._poll_interval)
         self.bulk_loop = Loop("bulk", self.bulk, lambda: 2.0)
-        self.main_loop = Loop("main", self.tick, lambda: 0.5)
+        self.main_loop = Loop("main", self.tick, self.tick_interval)
 
     # For subclasses
 
@@ -107,6 +107,10 @@ class Daemon(ABC):
     @abstractmethod
     def tick(self) -> None:
         """One round of the main loop."""
+
+    def tick_interval(self) -> float:
+        """Seconds until the next round of the main loop, if nothing wakes it."""
+        return 0.5
 
     @abstractmethod
     def bulk(self) -> None:

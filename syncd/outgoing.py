@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from protocol.journal import JournalRecord
-from protocol.messages import Journal, Message, RunEnded
+from protocol.messages import Append, Journal, Message, RunEnded
+from protocol.names import SHELL_STAGE
 from protocol.paths import Layout
 from protocol.states import State as CommandState
 from syncd.files import LocalFiles
@@ -54,6 +55,8 @@ class WorkerOutgoing:
         self._lock = threading.Lock()
         # For each run that has ended: the scan of files that must be over before it is said.
         self._after_scan: dict[str, int] = {}
+        # For each such end, by its place: its log, and how many of its bytes must be sent before.
+        self._owed: dict[int, tuple[str, int]] = {}
 
     def scan(self) -> bool:
         """Look for changed files and bring them to the remote; return whether there is news."""
@@ -71,16 +74,19 @@ class WorkerOutgoing:
 
     def collect(self, seq: int, budget: int) -> list[Message]:
         """Return what is new, as `link.Outgoing` asks for; without the status."""
-        records = self._records(budget)
+        candidates = self._candidates(budget)
         messages: list[Message] = []
-        for path in self.growing():
-            appends = self._tails.collect(path, budget, terminal=is_log(path))
+        # Those with the least to send first, each no more than its share of what is left: a log
+        # that floods keeps no other one waiting, nor the files.
+        paths = sorted(self.growing(), key=self._tails.behind)
+        for place, path in enumerate(paths):
+            share = budget // (len(paths) - place + 1)
+            appends = self._tails.collect(path, share, terminal=is_log(path))
             self._unacked.note(seq, appends)
             messages += appends
             budget -= sum(len(message.blob) for message in appends)
-        if budget > 0:
-            messages += self._local.collect(budget)
-        return messages + records
+        self._count_down(messages)
+        return [*messages, *self._local.collect(budget), *self._ready(candidates)]
 
     def growing(self) -> list[str]:
         """Paths of growing files, logs first."""
@@ -131,21 +137,51 @@ class WorkerOutgoing:
         """Places of records that wait for their run's files."""
         return list(self._state.get("journal_held", []))
 
-    def _records(self, budget: int) -> list[Message]:
-        """Return records that can be said, each run's result before its end."""
+    def _candidates(self, budget: int) -> list[tuple[int, JournalRecord]]:
+        """Return records that were not said, with their places; for an end, note what its log
+        still owes. Call it before the logs are collected: each log was whole before its record."""
+        self._state.on_rollback(self._owed.clear)
         held = [(p, r) for p in self.held() if (r := self._journal.at(p)) is not None]
         new = self._journal.since(int(self._state.get("journal_sent", 0)), budget)
-        ready = [(p, r) for p, r in held + new if not self._waits_for_files(r)]
-        said = {place for place, _ in ready}
-        waiting = [place for place, _ in held + new if place not in said]
         if new:
             self._state.put("journal_sent", new[-1][0])
+        for place, record in held + new:
+            if _is_end(record) and place not in self._owed:
+                path = self._log_of(record)
+                self._owed[place] = (path, self._tails.behind(path))
+        return held + new
+
+    def _count_down(self, appends: Sequence[Message]) -> None:
+        """Take what was just collected of logs off what they owe."""
+        for message in appends:
+            if isinstance(message, Append):
+                for place, (path, left) in self._owed.items():
+                    if path == message.path:
+                        self._owed[place] = (path, left - (message.end - message.start))
+
+    def _ready(self, candidates: Sequence[tuple[int, JournalRecord]]) -> list[Message]:
+        """Return those of the records that can be said, each run's result before its end."""
+        waiting = [p for p, r in candidates if self._waits_for_files(r) or self._waits_for_log(p)]
+        for place in self._owed.keys() - set(waiting):
+            del self._owed[place]
         if waiting != self.held():
             self._state.put("journal_held", waiting)
-        return [message for _, record in ready for message in self._said(record)]
+        said = [(p, r) for p, r in candidates if p not in waiting]
+        return [message for _, record in said for message in self._said(record)]
+
+    def _log_of(self, record: JournalRecord) -> str:
+        stage = record.run_id.partition(".")[0]
+        layout = self._layout
+        log = layout.shell_log(record.number) if stage == SHELL_STAGE else layout.log(stage)
+        return f"in/{log.name}"
+
+    def _waits_for_log(self, place: int) -> bool:
+        path, left = self._owed.get(place, ("", 0))
+        # A log that was cut meanwhile owes nothing once it is sent to its end.
+        return left > 0 and self._tails.behind(path) > 0
 
     def _waits_for_files(self, record: JournalRecord) -> bool:
-        if record.state is not CommandState.ENDED or not record.attempt:
+        if not _is_end(record):
             return False
         with self._lock:
             started, finished = self._scans
@@ -154,3 +190,8 @@ class WorkerOutgoing:
         if finished < needed or self._local.waiting((prefix, CHAMPION)):
             return True
         return any(self._tails.behind(p) for p in self._local.growing if p.startswith(prefix))
+
+
+def _is_end(record: JournalRecord) -> bool:
+    """Whether a record ends a command that had a process."""
+    return record.state is CommandState.ENDED and record.attempt > 0

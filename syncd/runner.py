@@ -179,6 +179,10 @@ class Runner:
         """Look at every attempt, and record what ended."""
         self.entries = [self._entry(*known) for _, known in sorted(self.commands().items())]
 
+    def is_busy(self) -> bool:
+        """Whether some command has not ended, as the last round saw it."""
+        return any(entry.state is not State.ENDED for entry in self.entries)
+
     def _shares(self) -> dict[int, float]:
         shares: dict[int, float] = {}
         for entry in self.entries:

@@ -41,6 +41,7 @@ from syncd.worker_status import WorkerStatus
 log = logging.getLogger("syncd")
 
 FENCE_PATIENCE_SECONDS = 60.0
+IDLE_TICK_SECONDS = 2.0
 
 
 class Worker(Daemon):
@@ -103,14 +104,20 @@ class Worker(Daemon):
         if self.fenced:
             self._give_way()
             return
-        # Nothing is started on a half-recovered disk: checkpoints come first.
-        if self._restored or not self.inherited.missing():
-            self.runner.round()
-        self._write_status()
+        try:
+            # Nothing is started on a half-recovered disk: checkpoints come first.
+            if self._restored or not self.inherited.missing():
+                self.runner.round()
+        finally:
+            self._write_status()  # which tells why rounds fail
         if self.outgoing.has_records():
             self.push_loop.wake.set()
         if self.runner.plan.actions:
             self.main_loop.wake.set()
+
+    def tick_interval(self) -> float:
+        # With nothing that runs or waits, whatever there is to be done comes with a wake.
+        return super().tick_interval() if self.runner.is_busy() else IDLE_TICK_SECONDS
 
     def _give_way(self) -> None:
         deadline = time.monotonic() + FENCE_PATIENCE_SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import shutil
 import socket
@@ -39,6 +40,7 @@ class WorkerStatus:
         self._worker = worker
         self._sealed = sealed
         self._status: Status | None = None
+        self._news = self._written = ""
         self._sent = ("", 0.0)
         self._unsent_since: float | None = None
 
@@ -49,39 +51,39 @@ class WorkerStatus:
         elif self._unsent_since is None:
             self._unsent_since = time.time()
         waits = runner.plan.waits
-        before, self._status = (
-            self._status,
-            Status(
-                time=time.time(),
-                worker=self._worker,
-                host=socket.gethostname(),
-                sealed=self._sealed,
-                running=tuple(self._running(runner, e) for e in runner.entries if e.alive),
-                waiting=tuple(
-                    WaitingLine(number=e.number, line=e.line, why=waits[e.number])
-                    for e in runner.entries
-                    if e.number in waits and not e.alive
-                ),
-                ended=_ended(runner),
-                unsent_bytes=unsent,
-                unsent_since=self._unsent_since,
-                disk_free=shutil.disk_usage(self._layout.root).free // DISK_STEP * DISK_STEP,
-                machine=_machine(),
-                problems=tuple(problems),
-                leaving=self.leaving,
+        self._status = Status(
+            time=time.time(),
+            worker=self._worker,
+            host=socket.gethostname(),
+            sealed=self._sealed,
+            running=tuple(self._running(runner, e) for e in runner.entries if e.alive),
+            waiting=tuple(
+                WaitingLine(number=e.number, line=e.line, why=waits[e.number])
+                for e in runner.entries
+                if e.number in waits and not e.alive
             ),
+            ended=_ended(runner),
+            unsent_bytes=unsent,
+            unsent_since=self._unsent_since,
+            disk_free=shutil.disk_usage(self._layout.root).free // DISK_STEP * DISK_STEP,
+            machine=_machine(),
+            problems=tuple(problems),
+            leaving=self.leaving,
         )
-        if before is None or _news(before) != _news(self._status):
-            text = render_status(self._status, now=self._status.time)
+        text = render_status(self._status, now=self._status.time)
+        # What of a status is worth telling: all but the time, which stands in the first line.
+        self._news = text.partition("\n")[2]
+        if self._news != self._written:
             publish_bytes(self._layout.status, text.encode("utf-8"))
             kept = json.dumps(asdict(self._status)).encode("utf-8")
             publish_bytes(self._layout.private / "status.json", kept, mode=0o600)
+            self._written = self._news
 
     def collect(self) -> list[StatusReport]:
         """Return the status when it is news, or when it is time for a heartbeat."""
         if self._status is None:
             return []
-        news, (last, when) = _news(self._status), self._sent
+        news, (last, when) = self._news, self._sent
         age = time.monotonic() - when
         if age < (HEARTBEAT_SECONDS if news == last else STATUS_SECONDS) and not self.leaving:
             return []
@@ -101,15 +103,10 @@ class WorkerStatus:
         )
 
 
-def _news(status: Status) -> str:
-    """What of a status is worth telling: all but the time, which stands in the first line."""
-    return render_status(status, now=status.time).partition("\n")[2]
-
-
 def _ended(runner: Runner) -> tuple[EndedLine, ...]:
-    records = (runner.journal.newest.get(entry.number) for entry in runner.entries)
-    lines = [_ended_line(r) for r in records if r is not None and r.result is not None]
-    return tuple(sorted(lines, key=lambda line: line.ended, reverse=True)[:ENDED_SHOWN])
+    ended = (record for record in runner.journal.newest.values() if record.result is not None)
+    newest = heapq.nlargest(ENDED_SHOWN, ended, key=lambda record: record.time)
+    return tuple(_ended_line(record) for record in newest)
 
 
 def _ended_line(record: JournalRecord) -> EndedLine:

@@ -1,0 +1,157 @@
+"""What the worker says first, when it has more to say than goes into one pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.journal import JournalRecord
+from protocol.messages import Append, Journal, Message, PutFile
+from protocol.paths import Layout
+from protocol.states import Result
+from protocol.states import State as CommandState
+from syncd.contents import Contents
+from syncd.files import LocalFiles
+from syncd.link import Link
+from syncd.outgoing import WorkerOutgoing
+from syncd.records import JournalFile, ResultsFile
+from syncd.state import State
+from syncd.streams import Tails
+from syncd.unacked import Unacked
+
+BUDGET = 64 * 1024
+FLOOD = b"some words\n" * 100_000
+
+
+class Speaker:
+    """A worker's outgoing side over real files, one pack at a time."""
+
+    def __init__(self, layout: Layout, state: State) -> None:
+        self.layout = layout
+        self.state = state
+        self.journal = JournalFile(state, layout.journal)
+        self.contents = Contents(state, layout.private, _no_link)
+        self.outgoing = WorkerOutgoing(
+            layout=layout,
+            state=state,
+            journal=self.journal,
+            results=ResultsFile(state, layout.results),
+            tails=Tails(state, layout.root),
+            unacked=Unacked(state, layout.root),
+            local=LocalFiles(state, layout.root, self.contents),
+            put_chunk=lambda data: pytest.fail("nothing is packed up here"),
+        )
+        self.packs = 0
+
+    def pack(self) -> list[Message]:
+        self.packs += 1
+        with self.state.transaction():
+            return self.outgoing.collect(self.packs, BUDGET)
+
+    def end(self, number: int, stage: str) -> None:
+        for state in CommandState.CLAIMED, CommandState.STARTED, CommandState.ENDED:
+            self.journal.add(
+                JournalRecord(
+                    number=number,
+                    line=f"run:{stage}",
+                    state=state,
+                    time=0.0,
+                    worker="w-000001-00000000",
+                    run_id=f"{stage}.{number:04}.abcd",
+                    attempt=0 if state is CommandState.CLAIMED else 1,
+                    result=Result.SUCCESS if state is CommandState.ENDED else None,
+                )
+            )
+
+
+def _no_link() -> Link:
+    raise AssertionError("these contents are small")
+
+
+@pytest.fixture
+def speaker(tmp_path: Path) -> Iterator[Speaker]:
+    layout = Layout(tmp_path)
+    for folder in layout.artifacts, layout.private:
+        folder.mkdir(parents=True)
+    state = State(layout.private / "state.db")
+    yield Speaker(layout, state)
+    state.close()
+
+
+def ends(messages: list[Message]) -> list[int]:
+    return [
+        message.record.number
+        for message in messages
+        if isinstance(message, Journal) and message.record.state is CommandState.ENDED
+    ]
+
+
+def test_logs_that_flood_keep_neither_another_log_nor_files_waiting(speaker: Speaker) -> None:
+    for name in "flood", "gush", "pour":
+        (speaker.layout.inbox / f"{name}.log").write_bytes(FLOOD)
+    (speaker.layout.inbox / "quiet.log").write_bytes(b"one line\n")
+    (speaker.layout.artifacts / "quiet.0001.abcd").mkdir()
+    (speaker.layout.artifacts / "quiet.0001.abcd" / "made.txt").write_bytes(b"bytes")
+    speaker.end(1, "quiet")
+    said = speaker.pack()
+    assert b"one line\n" in [m.blob for m in said if isinstance(m, Append)]
+    speaker.outgoing.scan()  # looks at the files after the end, as the record has to wait for
+    said = speaker.pack()
+    assert [m.path for m in said if isinstance(m, PutFile)] == [
+        "in/artifacts/quiet.0001.abcd/made.txt"
+    ]
+    assert ends(said) == [1]
+
+
+def _until_ended(speaker: Speaker) -> Iterator[list[Message]]:
+    while True:
+        said = speaker.pack()
+        yield said
+        if ends(said):
+            return
+
+
+def test_that_a_run_has_ended_is_said_after_the_last_byte_of_its_log(speaker: Speaker) -> None:
+    log = speaker.layout.inbox / "flood.log"
+    log.write_bytes(FLOOD)
+    speaker.end(1, "flood")
+    speaker.pack()
+    speaker.outgoing.scan()
+    said = [message for pack in _until_ended(speaker) for message in pack]
+    assert ends(said) == [1]
+    sent = [(m.end, at) for at, m in enumerate(said) if isinstance(m, Append)]
+    assert sent[-1][0] == len(FLOOD)
+    assert isinstance(said[-1], Journal)
+
+
+def test_what_a_later_run_adds_to_the_log_does_not_hold_up_the_end(speaker: Speaker) -> None:
+    log = speaker.layout.inbox / "flood.log"
+    log.write_bytes(FLOOD)
+    speaker.end(1, "flood")
+    speaker.pack()
+    speaker.outgoing.scan()
+    packs = 0
+    for _ in _until_ended(speaker):
+        packs += 1
+        with open(log, "ab") as more:
+            more.write(FLOOD[: 2 * BUDGET])
+    assert packs <= len(FLOOD) // (BUDGET // 2) + 2
+
+
+def _cut(log: Path) -> None:
+    log.write_bytes(b"anew\n")
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, _cut])
+def test_a_log_that_is_cut_or_gone_does_not_hold_up_the_end(
+    speaker: Speaker, lose: Callable[[Path], None]
+) -> None:
+    log = speaker.layout.inbox / "flood.log"
+    log.write_bytes(FLOOD)
+    speaker.end(1, "flood")
+    assert ends(speaker.pack()) == []
+    speaker.outgoing.scan()
+    lose(log)
+    assert ends(speaker.pack()) == [1]
