@@ -134,12 +134,14 @@ class Daemon(ABC):
         """Run until a signal. Raises UserError when it cannot start, FencedError when fenced."""
         make_private(self.layout)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._signals())
             stack.enter_context(
                 exclusive_lock(self.layout.private / "lock", "start syncd watch in this folder")
             )
             self._open(stack)
             threads = self._start_threads(stack)
-            self._until_stopped()
+            while not self._stopping.wait(1.0):
+                pass
             for loop in self._loops():
                 loop.wake.set()
             for thread in threads:
@@ -204,7 +206,8 @@ class Daemon(ABC):
                 if self.state.get("writer"):
                     return
                 failures += 1
-                time.sleep(min(0.5 * 2**failures, MAX_PAUSE_SECONDS))
+                if self._stopping.wait(min(0.5 * 2**failures, MAX_PAUSE_SECONDS)):
+                    raise
 
     def _loops(self) -> list[Loop]:
         return [self.main_loop, self.push_loop, self.pull_loop, self.bulk_loop, *self.more_loops()]
@@ -225,14 +228,16 @@ class Daemon(ABC):
             threads.append(thread)
         return threads
 
-    def _until_stopped(self) -> None:
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Take SIGTERM and SIGINT as a request to end."""
+
         def stop(signum: int, frame: FrameType | None) -> None:
             self._stopping.set()
 
         before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
-            while not self._stopping.wait(1.0):
-                pass
+            yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -155,11 +155,12 @@ class RcloneProcess:
 
     def _keep_running(self, sink: logging.handlers.RotatingFileHandler) -> None:
         failures = 0
+        ever_ready = False
         while True:
             began = time.monotonic()
-            ready = self._run_once(sink)
-            never_worked = not ready and self.restarts == 0
-            if self.closed or never_worked:
+            ever_ready |= self._run_once(sink)
+            # One that never worked is tried once more: it may have been killed while it started.
+            if self.closed or (not ever_ready and failures > 0):
                 return
             log.warning("rclone ended (%s); starting it again", self._failure)
             self.restarts += 1
