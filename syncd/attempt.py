@@ -160,7 +160,8 @@ def _spawn_detached(folder: Path) -> int:
         ],
         setsid=True,
         setsigmask=(),
-        setsigdef=(signal.SIGCHLD, signal.SIGPIPE, signal.SIGTERM),
+        # Whoever started the daemon may have ignored some: a shell's `&`, nohup, a notebook.
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ from servers import SERVERS, WebdavServer
 
 from syncd.rclone import Rclone
 from syncd.remote import RcloneRemote
+
+# A shell that puts the tests in the background ignores these, and so would every process of theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture
