@@ -94,8 +94,8 @@ def init(
     folder
         The folder to make; the current one by default.
     key_file
-        The key that the other end made (its .syncd/key); "-" reads it from standard input. A
-        controller without one makes a new key; a worker also takes it from $SYNCD_KEY.
+        The other end's key (its .syncd/key); "-" reads it from standard input.
+        A controller without one makes it; a worker also takes it from $SYNCD_KEY.
     unsealed
         Do without a key: whoever can write to the remote can then run code on the worker.
     rclone_config
@@ -167,6 +167,7 @@ def watch(
 )
 def run(
     stage: str,
+    /,
     *,
     wait: Annotated[bool, Parameter(name=["--wait", "-w"], negative=())] = False,
     folder: Folder = None,
@@ -196,12 +197,13 @@ def run(
 )
 def sh(
     command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
     *,
     wait: Annotated[bool, Parameter(name=["--wait", "-w"], negative=())] = False,
     folder: Folder = None,
     json: Json = False,
 ) -> None:
-    """Append a shell command to the queue; it is run once, by /bin/sh, in the worker's folder.
+    """Append a shell command to the queue; /bin/sh runs it once, in the worker's folder.
 
     Parameters
     ----------
@@ -226,7 +228,7 @@ def sh(
 
 
 @app.command(help_epilogue=("Examples:\n\n    syncd stop pretrain\n"))
-def stop(stage: str, *, folder: Folder = None, json: Json = False) -> None:
+def stop(stage: str, /, *, folder: Folder = None, json: Json = False) -> None:
     """Append stop:STAGE to the queue: its run ends, and those that wait are not started.
 
     Parameters
@@ -246,7 +248,7 @@ def stop(stage: str, *, folder: Folder = None, json: Json = False) -> None:
 
 def _append(layout: Layout, line: str, *, wait: bool, json: bool) -> None:
     from syncd.config import load_settings
-    from syncd.view import append_commands, read_commands, wait_for
+    from syncd.view import append_commands, is_watched, read_commands
 
     if load_settings(layout, {}).role is Role.WORKER:
         raise UsageError(
@@ -262,21 +264,42 @@ def _append(layout: Layout, line: str, *, wait: bool, json: bool) -> None:
             _print_json({"line": line})
         else:
             print(f"appended {line[:60]}")
-        return
+    if is_watched(layout) is False:
+        _note(f"nothing takes it up: start `syncd watch` in {layout.root}")
+    if wait:
+        _wait(layout, line, known, json=json)
+
+
+def _wait(layout: Layout, line: str, known: int, *, json: bool) -> None:
+    from syncd.view import wait_for
+
     view = None
-    for view in wait_for(layout, line, known):
-        if not json:
-            _print_step(view)
+    try:
+        for view in wait_for(layout, line, known):
+            if not json:
+                _note(_step(view))
+    except KeyboardInterrupt:
+        _note("no longer waiting; the command goes on, and `syncd status` shows how")
+        raise
     assert view is not None
     if json:
         _print_json(asdict(view))
+    elif view.attempt:
+        name = f"sh-{view.number}" if line.startswith("sh:") else line.removeprefix("run:")
+        _note(f"its output: syncd logs {name}")
     if view.result is not Result.SUCCESS:
-        raise RunFailedError(line[:60], why=f"{view.result}: {view.cause}".rstrip(": "))
+        why = f"{view.result}: {view.cause}".rstrip(": ")
+        raise RunFailedError(view.run_id or line[:60], why=why)
 
 
-def _print_step(view: CommandView) -> None:
+def _step(view: CommandView) -> str:
     told = f" as {view.result}: {view.cause}".rstrip(": ") if view.result else ""
-    print(f"{view.run_id or view.line} {view.state}{told}", file=sys.stderr)
+    again = f", attempt {view.attempt}" if view.attempt > 1 and not told else ""
+    return f"{view.run_id or view.line} {view.state}{again}{told}"
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 @app.command(
@@ -295,24 +318,29 @@ def status(*, folder: Folder = None, json: Json = False) -> None:
         Print commands and the worker's status as JSON.
     """
     from syncd.show import print_status
-    from syncd.view import read_commands, read_status
+    from syncd.view import is_watched, read_commands, read_status
 
     layout = _layout(folder)
     commands, worker = read_commands(layout), read_status(layout)
+    watched = is_watched(layout)
     if json:
         _print_json(
             {
                 "commands": [asdict(view) for view in commands],
                 "worker": asdict(worker) if worker else None,
+                "watched": watched,
             }
         )
     else:
         print_status(commands, worker)
+        if watched is False:
+            _note(f"No `syncd watch` runs in {layout.root}: what is shown may be old.")
 
 
 @app.command(help_epilogue=("Examples:\n\n    syncd logs pretrain\n    syncd logs -f pretrain\n"))
 def logs(
     stage: str,
+    /,
     *,
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
     lines: Annotated[
@@ -334,24 +362,27 @@ def logs(
         The shared folder's end here.
     """
     from syncd.show import print_log
+    from syncd.view import check_log
 
-    layout = _layout(folder)
-    number = stage.removeprefix("sh-")
-    shell = stage.startswith("sh-") and number.isdecimal()
-    path = layout.shell_log(int(number)) if shell else layout.log(stage)
+    path = check_log(_layout(folder), stage)
+    if follow and not path.exists():
+        _note(f"{path} is not there yet; waiting for it")
     print_log(path, follow=follow, lines=10 if follow and lines is None else lines)
 
 
 @app.command(
-    help_epilogue=("Examples:\n\n    syncd results\n    syncd results gate.0004.7f3a --json\n")
+    help_epilogue=(
+        "Examples:\n\n    syncd results\n    syncd results gate\n"
+        "    syncd results gate.0004.7f3a --json\n"
+    )
 )
-def results(run_id: str = "", *, folder: Folder = None, json: Json = False) -> None:
+def results(run: str = "", /, *, folder: Folder = None, json: Json = False) -> None:
     """Show the results of the runs.
 
     Parameters
     ----------
-    run_id
-        Only this run, with all that it reported.
+    run
+        Only the runs of this stage, or this run, with all that it reported.
     folder
         The shared folder's end here.
     json
@@ -362,18 +393,18 @@ def results(run_id: str = "", *, folder: Folder = None, json: Json = False) -> N
 
     layout = _layout(folder)
     found = Results.load(layout.results)
-    runs = [r for r in found.runs.values() if run_id in ("", r.run_id)]
-    if run_id and not runs:
+    chosen = [r for r in found.runs.values() if run in ("", r.stage, r.run_id)]
+    if run and not chosen:
         raise DataError(
-            f"show run {run_id}",
+            f"show run {run}",
             path=layout.results,
-            why="there is no such run",
+            why="there is no such run, and none of a stage of that name",
             hint="`syncd results` lists them.",
         )
     if json:
-        _print_json({run.run_id: run.to_json() for run in runs})
+        _print_json({r.run_id: r.to_json() for r in chosen})
     else:
-        print_results(runs, detailed=bool(run_id))
+        print_results(chosen, detailed=run in found.runs)
 
 
 @app.command(
@@ -387,9 +418,10 @@ def demo(
 ) -> None:
     """Run the main job on this machine: a laptop's folder, a worker's, a remote between them.
 
-    Builds a pool of real clips, starts `syncd watch` for each end, appends lines to the laptop's
-    queue.txt, and shows how pretraining, fine-tuning, export and the gate come back. The exit code
-    is 0 only if the gate judged the very model that this run exported.
+    Builds a pool of real clips, starts `syncd watch` for each end, appends
+    lines to the laptop's queue.txt, and shows how pretraining, fine-tuning,
+    export and the gate come back. The exit code is 0 only if the gate judged
+    the very model that this run exported.
 
     Parameters
     ----------

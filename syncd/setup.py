@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from protocol.errors import ConfigError, RemoteError, UsageError
@@ -45,9 +46,9 @@ def initialise(
 ) -> str:
     """Write an end's settings, key and first files; return what to tell the user.
 
-    What is there already stays, but for the settings. Raises ConfigError when the key cannot be
-    had, RemoteError when rclone does not know the remote, UsageError for options that do not go
-    together.
+    What is there already stays, but for the settings given here. Raises ConfigError when the key
+    cannot be had, RemoteError when rclone does not know the remote, UsageError for options that do
+    not go together, or not with what this end has been at work on.
     """
     if unsealed and key_file:
         raise UsageError("syncd init", why="--unsealed and --key-file do not go together")
@@ -58,9 +59,14 @@ def initialise(
             why="--unsealed, and there is a key, which would be used",
             hint="Move it away, at both ends, to do without.",
         )
+    known = load_settings(layout, {}, {}) if layout.settings.exists() else None
     settings = Settings(role=role, remote=_absolute(remote), rclone_config=rclone_config)
+    if known is not None:
+        config = rclone_config or known.rclone_config
+        settings = replace(known, role=role, remote=settings.remote, rclone_config=config)
     key = None if unsealed else _key(layout, role, key_file)
-    _check_role(layout, role)
+    if known is not None and (layout.private / "state.db").exists():
+        _check_same(layout, known, settings, key)
     _check_remote(settings)
     try:
         _write(layout, settings, key)
@@ -70,18 +76,23 @@ def initialise(
     return _told(layout, settings, key)
 
 
-def _check_role(layout: Layout, role: Role) -> None:
-    """An end that was at work stays the end that it is: its state says what it sent and read."""
-    if not (layout.private / "state.db").exists() or not layout.settings.exists():
-        return
-    known = load_settings(layout, {}, {}).role
-    if known is not role:
-        raise UsageError(
-            "syncd init",
-            path=layout.root,
-            why=f"it is the {known}'s end, and has been at work",
-            hint=f"Make the {role}'s end in another folder.",
+def _check_same(layout: Layout, known: Settings, settings: Settings, key: Key | None) -> None:
+    """An end that was at work stays the end that it is: its state says what it sent, and where."""
+    why = hint = ""
+    if known.role is not settings.role:
+        why = f"it is the {known.role}'s end, and has been at work"
+        hint = f"Make the {settings.role}'s end in another folder."
+    elif known.remote != settings.remote:
+        why = f"it has been at work on {known.remote}"
+        hint = (
+            "Make another folder an end, or take along what is on that remote: stop `syncd watch`, "
+            f"`rclone copy {known.remote} {settings.remote}`, set remote in {layout.settings}."
         )
+    elif key != load_key(layout):
+        why = "it has been at work with another key, or with none"
+        hint = f"Make the {settings.role}'s end in another folder."
+    if why:
+        raise UsageError("syncd init", path=layout.root, why=why, hint=hint)
 
 
 def _check_remote(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,6 +31,11 @@ _STYLES = {
     Result.STOPPED: "yellow",
 }
 COMMANDS_SHOWN = 20
+LAST_COLUMN_WIDTH = 30
+NO_WORKER = (
+    "No worker was heard of yet. Start `syncd watch` at the worker's end, made by `syncd init` "
+    "with this end's remote and key."
+)
 
 
 class _PlainConsole(Console):
@@ -47,12 +53,29 @@ def plain_console(*, stderr: bool = False) -> Console:
     return _PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
-def _table(*columns: str, whole: int) -> Table:
-    """Return a table without lines, the first `whole` columns of which are never folded."""
-    table = Table(box=None, pad_edge=False)
-    for place, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=place < whole)
-    return table
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+    """Print a table without lines, its last column folded, and at its ends of lines.
+
+    In a pipe, or where a terminal has no room for that column, each row is one line, and whole.
+    """
+    console = plain_console()
+    table = [[Text(column, style="bold") for column in columns], *rows]
+    widths = [max(row[place].cell_len for row in table) + 2 for place in range(len(columns) - 1)]
+    if console.is_terminal and console.width >= sum(widths) + LAST_COLUMN_WIDTH:
+        grid = Table.grid()
+        for width in widths:
+            grid.add_column(width=width, no_wrap=True)
+        grid.add_column(overflow="fold")
+        for row in table:
+            grid.add_row(*row)
+        console.print(grid)
+        return
+    for *cells, last in table:
+        for cell, width in zip(cells, widths, strict=True):
+            cell.pad_right(width - cell.cell_len)
+        line = Text().join([*cells, Text("  ").join(last.split("\n"))])
+        line.rstrip()
+        console.print(line, soft_wrap=True)
 
 
 def _state(state: State, result: Result | None) -> Text:
@@ -62,46 +85,60 @@ def _state(state: State, result: Result | None) -> Text:
 
 
 def print_status(commands: Sequence[CommandView], worker: Status | None) -> None:
-    """Print the newest commands and the worker's status."""
+    """Print the newest commands and the worker's status, each command's end once."""
     console = plain_console()
-    table = _table("no.", "command", "state", "cause", whole=3)
     if len(commands) > COMMANDS_SHOWN:
         console.print(f"({len(commands) - COMMANDS_SHOWN} older commands are not shown)")
-    for view in commands[-COMMANDS_SHOWN:]:
-        state = _state(view.state, view.result)
-        table.add_row(str(view.number), Text(shown(view.line)), state, Text(one_line(view.cause)))
-    console.print(table if commands else "The queue has no commands yet.")
+    newest = commands[-COMMANDS_SHOWN:]
+    rows = [_command_row(view) for view in newest]
+    if rows:
+        _print_table(["no.", "command", "state", "cause"], rows)
+    else:
+        console.print("The queue has no commands yet.")
     console.print()
     if worker is None:
-        console.print("No worker was heard of yet.")
+        console.print(NO_WORKER, soft_wrap=True)
     else:
-        console.print(Text(render_status(worker, now=time.time())), end="")
+        numbers = {view.number for view in newest if view.state is State.ENDED}
+        rest = replace(worker, ended=tuple(e for e in worker.ended if e.number not in numbers))
+        console.print(Text(render_status(rest, now=time.time())), end="", soft_wrap=True)
+
+
+def _command_row(view: CommandView) -> list[Text]:
+    state = _state(view.state, view.result)
+    return [Text(str(view.number)), Text(shown(view.line)), state, Text(one_line(view.cause))]
 
 
 def print_results(runs: Sequence[RunRecord], *, detailed: bool) -> None:
     """Print a table of runs; with `detailed`, all that each reported."""
     console = plain_console()
-    table = _table("run", "result", "took", "ended", "metrics", whole=4)
-    for run in runs:
-        took = run.ended - run.started if run.ended and run.started else None
-        table.add_row(
-            run.run_id,
-            _state(State.ENDED, run.result),
-            duration(took) if took is not None else "",
-            stamp(run.ended) if run.ended else "",
-            Text(one_line(_metrics(run) or run.cause)),
+    if runs:
+        _print_table(
+            ["run", "result", "took", "ended", "metrics, or cause"], list(map(_run_row, runs))
         )
-    console.print(table if runs else "There are no results yet.")
+    else:
+        console.print("There are no results yet.")
     if detailed:
         for run in runs:
             console.print_json(data=run.to_json())
 
 
-def _metrics(run: RunRecord) -> str:
+def _run_row(run: RunRecord) -> list[Text]:
+    took = run.ended - run.started if run.ended and run.started else None
+    return [
+        Text(run.run_id),
+        _state(State.ENDED, run.result),
+        Text(duration(took) if took is not None else ""),
+        Text(stamp(run.ended) if run.ended else ""),
+        Text("\n".join(map(one_line, _metrics(run) or [run.cause]))),
+    ]
+
+
+def _metrics(run: RunRecord) -> list[str]:
     if run.report is None:
-        return ""
+        return []
     verdict = [run.report.verdict] if run.report.verdict else []
-    return "  ".join(verdict + [f"{k} {v:.4g}" for k, v in run.report.metrics.items()])
+    return verdict + [f"{k} {v:.4g}" for k, v in run.report.metrics.items()]
 
 
 def print_log(path: Path, *, follow: bool, lines: int | None) -> None:

@@ -32,16 +32,17 @@ FOLLOW_SECONDS = 0.1
 
 def find_folder(start: Path) -> Layout:
     """Return the shared folder that `start` is, or lies in. Raises ConfigError for none."""
-    if not start.is_dir():
+    whole = start.resolve()
+    if not whole.is_dir():
         raise ConfigError(
-            "find the shared folder", path=start, why="there is no such folder", hint=_INIT
+            "find the shared folder", path=whole, why="there is no such folder", hint=_INIT
         )
-    for folder in (start.resolve(), *start.resolve().parents):
+    for folder in (whole, *whole.parents):
         if (folder / ".syncd").is_dir() or (folder / "syncd.toml").is_file():
             return Layout(folder)
     raise ConfigError(
         "find the shared folder",
-        path=start,
+        path=whole,
         why="neither it nor a folder above has a syncd.toml",
         hint=_INIT,
     )
@@ -123,6 +124,27 @@ def read_status(layout: Layout) -> Status | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError("read the status", path=path, why=str(error)) from error
+
+
+def is_watched(layout: Layout) -> bool | None:
+    """Say whether a `syncd watch` runs on this end; None where the system does not tell.
+
+    It is the kernel's list of locks that is read: to try the lock could turn a daemon away.
+    """
+    try:
+        held = Path("/proc/locks").read_text("ascii", "replace")
+    except OSError:
+        return None
+    try:
+        inode = (layout.private / "lock").stat().st_ino
+    except FileNotFoundError:
+        return False
+    # 1: FLOCK  ADVISORY  WRITE 1234 fe:00:2385223 0 EOF
+    return any(
+        fields[1] == "FLOCK" and fields[5].endswith(f":{inode}")
+        for fields in map(str.split, held.splitlines())
+        if len(fields) > 5
+    )
 
 
 def check_stage(layout: Layout, name: str) -> str:
@@ -236,6 +258,25 @@ def _has_left(file: IO[bytes], path: Path) -> bool:
         return True
 
 
+def check_log(layout: Layout, stage: str) -> Path:
+    """Return where the log of a stage, or of `sh-<number>`, is or will be.
+
+    Raises DataError when there is none and serve/stages.toml has no such stage.
+    """
+    number = stage.removeprefix("sh-")
+    if stage.startswith("sh-") and number.isdecimal():
+        return layout.shell_log(int(number))
+    path = layout.log(stage)
+    if not path.exists():
+        # A worker's end has no stages of its own, and a file that is wrong tells nothing.
+        with contextlib.suppress(ConfigError):
+            stages, name = read_stages(layout.serve), canonical_stage(stage)
+            if name not in stages:
+                why = f"there is none, and serve/stages.toml defines no stage {name!r}"
+                raise DataError("read the log", path=path, why=why, hint=suggest(name, stages))
+    return path
+
+
 def tail(path: Path, lines: int | None) -> bytes:
     """Return a log's last lines, all of them for None. Raises DataError when there is no log."""
     file = _open_at(path, lines)
@@ -244,7 +285,7 @@ def tail(path: Path, lines: int | None) -> bytes:
             "read the log",
             path=path,
             why="there is none yet",
-            hint="`syncd status` shows whether the stage has started.",
+            hint="`syncd status` shows whether it has started.",
         )
     with file:
         return file.read()

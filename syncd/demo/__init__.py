@@ -142,8 +142,14 @@ def _watching(layout: Layout) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a daemon: nothing of the caller's own ends."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SYNCD_")}
+    """The environment of a daemon: nothing of the caller's own ends, and this Python as `python`.
+
+    The stages run `python`, and the virtual environment need not be the active one.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SYNCD_")}
+    # Not resolved: a virtual environment's python is a link out of the environment.
+    folders = [str(Path(sys.executable).parent), kept.get("PATH", "")]
+    return kept | {"PATH": os.pathsep.join(filter(None, folders))}
 
 
 def _follow(laptop: Layout, display: Display, *, after: int, count: int) -> list[CommandView]:

@@ -21,6 +21,7 @@ from protocol.states import Result, State
 from protocol.status import Status
 from protocol.wire import Role
 from syncd.cli import main
+from syncd.platform import exclusive_lock
 from syncd.setup import initialise
 from syncd.state import State as Database
 from syncd.streams import rotate
@@ -99,7 +100,9 @@ MISTAKES = {
     "an empty shell command": (["sh", " "], 2, "the command is empty"),
     "a shell command with a NUL": (["sh", "a\0b"], 3, "NUL"),
     "a shell command of two MiB": (["sh", "x" * 2**21], 2, "longer than"),
-    "no log yet": (["logs", "gate"], 4, "gate.log: there is none yet"),
+    "no log yet": (["logs", "hello"], 4, "hello.log: there is none yet"),
+    "no log, and no such stage": (["logs", "helo"], 4, "Did you mean 'hello'?"),
+    "nothing to follow": (["logs", "-f", "helo"], 4, "Did you mean 'hello'?"),
     "no log of a shell command yet": (["logs", "sh-7"], 4, "sh-7.log: there is none yet"),
     "no such run": (["results", "gate.0001.7f3a"], 4, "there is no such run"),
     "no such role": (["watch", "--role", "master"], 2, "role"),
@@ -190,15 +193,16 @@ def test_a_reader_that_leaves_is_no_error(busy):
     busy.log("hello").write_bytes(b"x" * 79 + b"\n" + b"y\n" * 500_000)
     for words in ("logs hello", "status", "results --json", "--help"):
         line = f"{sys.executable} -m syncd {words} | head -c 1; exit ${{PIPESTATUS[0]}}"
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=busy.root, capture_output=True, check=False, timeout=60
-        )
+        with exclusive_lock(busy.private / "lock", "watch"):
+            done = subprocess.run(
+                ["bash", "-c", line], cwd=busy.root, capture_output=True, check=False, timeout=60
+            )
         assert (words, done.returncode, done.stderr) == (words, 0, b"")
 
 
 def test_a_script_is_read_from_standard_input(laptop):
     done = process("sh", "-", input="echo ä\nexit 3\n".encode(), cwd=laptop.root)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.returncode == 0
     line = laptop.queue.read_text().splitlines()[-1]
     assert parse_command(line) == ShellCommand("echo ä\nexit 3\n")
     done = process("sh", "-", input=b"", cwd=laptop.root)
@@ -215,8 +219,9 @@ def test_json_parses(command, busy):
     assert [(c["number"], c["state"]) for c in status["commands"]] == [(1, "claimed")]
     assert status["worker"]["host"] == "vm"
     assert json.loads(command("results", "--json")[1])["hello.0001.7f3a"]["result"] == "failed"
-    one = json.loads(command("results", "hello.0001.7f3a", "--json")[1])
-    assert list(one) == ["hello.0001.7f3a"]
+    for asked in ("hello.0001.7f3a", "hello"):
+        one = json.loads(command("results", asked, "--json")[1])
+        assert list(one) == ["hello.0001.7f3a"]
     assert json.loads(command("run", "hello", "--json")[1]) == {"line": "run:hello"}
     assert json.loads(command("stop", "Hello", "--json")[1]) == {"line": "stop:hello"}
 
@@ -241,6 +246,23 @@ def test_logs_prints_all_by_default_or_the_last_lines(command, busy, words, firs
 def test_the_log_of_a_shell_command_is_asked_for_by_its_number(command, busy):
     busy.shell_log(12).write_bytes(b"out\n")
     assert command("logs", "sh-12")[:2] == (0, "out\n")
+
+
+def test_only_a_run_that_is_asked_for_is_shown_with_all_that_it_reported(command, busy):
+    assert "exit_code" in command("results", "hello.0001.7f3a")[1]
+    assert "exit_code" not in command("results", "hello")[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for its locks")
+def test_an_end_that_no_daemon_watches_says_so(command, busy):
+    for words in (["status"], ["run", "hello"]):
+        with exclusive_lock(busy.private / "lock", "watch"):
+            assert command(*words)[2] == ""
+        code, _, errors = command(*words)
+        assert (code, errors.count("\n")) == (0, 1)
+        assert "syncd watch" in errors
+        assert str(busy.root) in errors
+    assert json.loads(command("status", "--json")[1])["watched"] is False
 
 
 # Appending
@@ -289,6 +311,46 @@ def test_waiting_ends_with_the_command_and_tells_how(laptop, result, cause, want
     assert json.loads(out)["result"] == result
     assert b"Traceback" not in errors
     assert (f"{result}: {cause}" in errors.decode()) == (wanted != 0)
+
+
+def steps(*states, **more):
+    """The journal of command 1 up to the last of these states."""
+    given = {"number": 1, "line": "run:hello", "time": 1.0, "worker": "w"}
+    records = [JournalRecord(**given, state=state) for state in states[:-1]]
+    return b"".join(
+        r.encode() for r in [*records, JournalRecord(**given, state=states[-1], **more)]
+    )
+
+
+@pytest.fixture
+def waiting(laptop):
+    """`syncd run hello --wait`, once its command has a number."""
+    database = Database(laptop.private / "state.db")
+    with subprocess.Popen(
+        [sys.executable, "-m", "syncd", "run", "hello", "--wait"],
+        cwd=laptop.root, stderr=subprocess.PIPE, text=True,
+    ) as waiting:  # fmt: skip
+        eventually(lambda: b"run:hello\n" in laptop.queue.read_bytes(), within=30)
+        message = QueuedCommand(number=1, line="run:hello", run_id="hello.0001.7f3a")
+        database.run("INSERT INTO commands VALUES (1, ?)", json.dumps(asdict(message)))
+        yield waiting
+    database.close()
+
+
+def test_waiting_tells_which_attempt_it_is_and_an_interrupt_what_goes_on(laptop, waiting):
+    laptop.journal.write_bytes(steps(State.CLAIMED, State.STARTED, attempt=2))
+    told = iter(waiting.stderr.readline, "")
+    assert any("hello.0001.7f3a started, attempt 2" in line for line in told)
+    waiting.send_signal(signal.SIGINT)
+    assert "the command goes on" in waiting.communicate(timeout=30)[1]
+    assert waiting.returncode == 130
+
+
+def test_waiting_ends_with_where_the_output_is(laptop, waiting):
+    how = {"attempt": 1, "result": Result.SUCCESS, "cause": "exit 0"}
+    laptop.journal.write_bytes(steps(State.CLAIMED, State.STARTED, State.ENDED, **how))
+    assert "syncd logs hello\n" in waiting.communicate(timeout=30)[1]
+    assert waiting.returncode == 0
 
 
 # Set-up

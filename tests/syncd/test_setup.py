@@ -58,6 +58,26 @@ def test_a_second_time_keeps_key_queue_and_stages_and_takes_the_settings(layout)
     assert load_settings(layout, {}, {}).remote == "drive:other"
 
 
+def test_a_second_time_keeps_the_settings_that_are_not_given(layout):
+    initialise(layout, role=Role.WORKER, remote="drive:syncd", unsealed=True)
+    mine = layout.settings.read_text().replace("# shell = true", "shell = false")
+    layout.settings.write_text(mine)
+    initialise(layout, role=Role.WORKER, remote="drive:other", unsealed=True)
+    settings = load_settings(layout, {}, {})
+    assert (settings.remote, settings.shell) == ("drive:other", False)
+
+
+def test_an_end_that_was_at_work_keeps_its_remote_and_its_key(layout, tmp_path):
+    initialise(layout, role=Role.CONTROLLER, remote="drive:syncd")
+    (layout.private / "state.db").touch()
+    initialise(layout, role=Role.CONTROLLER, remote="drive:syncd")
+    with pytest.raises(UsageError, match="rclone copy drive:syncd drive:other"):
+        initialise(layout, role=Role.CONTROLLER, remote="drive:other")
+    (tmp_path / "key").write_text(Key.new().line())
+    with pytest.raises(UsageError, match="another key"):
+        initialise(layout, role=Role.CONTROLLER, remote="drive:syncd", key_file=tmp_path / "key")
+
+
 def test_a_worker_takes_the_controllers_key(layout, tmp_path, monkeypatch):
     monkeypatch.delenv("SYNCD_KEY", raising=False)
     key = Key.new()
