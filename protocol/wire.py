@@ -183,7 +183,12 @@ class Sealer:
             raise RefusedError(what, path=path, why=why, hint="Update syncd at both ends.")
         placed = (header.get("folder"), header.get("writer"), header.get("kind"), header.get("seq"))
         if placed != (self.folder, str(writer), str(name.kind), name.seq):
-            raise RefusedError(what, path=path, why="it belongs to another folder, writer or place")
+            raise RefusedError(
+                what,
+                path=path,
+                why="it belongs to another folder, writer or place",
+                hint="If the keys of the two ends differ, copy .syncd/key.",
+            )
         codec = header.get("codec")
         if codec not in ("raw", "zlib"):
             raise RefusedError(what, path=path, why=f"unknown codec {codec!r}")

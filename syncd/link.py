@@ -128,6 +128,10 @@ class Link:
                 self.state.put("writer", str(writer))
                 self.state.put("seq", 0)
                 self.state.put("chunk_seq", 0)
+        elif int(self.state.get("seq")) > 0 and not self._names(self.writer):
+            # The remote is another one, or was emptied: what was said there has to be said again,
+            # all at once, or the other end would wait for the first pack for ever.
+            self.state.put("state_seq", int(self.state.get("seq")) - STATE_PACKS)
         self.discover()
 
     def _read_predecessors(self) -> None:
@@ -306,6 +310,8 @@ class Link:
         except (NotFound, DataError):
             return None
         except (RefusedError, ValueError) as error:
+            if path not in self.refused:
+                log.warning("%s", error)
             self.refused[path] = str(error)
             return None
 

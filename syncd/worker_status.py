@@ -85,7 +85,8 @@ class WorkerStatus:
             return []
         news, (last, when) = self._news, self._sent
         age = time.monotonic() - when
-        if age < (HEARTBEAT_SECONDS if news == last else STATUS_SECONDS) and not self.leaving:
+        soon = 0.0 if self.leaving else STATUS_SECONDS
+        if age < (HEARTBEAT_SECONDS if news == last else soon):
             return []
         self._sent = (news, time.monotonic())
         return [StatusReport(status=asdict(self._status))]

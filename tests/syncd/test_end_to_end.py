@@ -235,7 +235,9 @@ def test_a_daemon_that_is_asked_to_end_says_so_and_leaves_its_stages_alone(
     ends = start(local_ends)
     ends.append("run:wait")
     ends.started(1)
+    sent = list((ends.folder / "remote").glob("w-*/*"))
     assert ends.vm.stop() == ExitCode.OK
+    assert len(list((ends.folder / "remote").glob("w-*/*"))) <= len(sent) + 10
     eventually(lambda: ends.status().get("leaving"), what="the worker did not say that it left")
     assert "goes on" in ends.status()["leaving"]
     assert list(processes_of(ends.vm.layout))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -312,3 +313,14 @@ def test_a_message_that_is_refused_does_not_keep_the_next_ones_away(cast: Cast) 
     laptop.say("a", "bad", "b")
     assert vm.listen() == ["a", "b"]
     assert list(vm.link.refused.values()) == ["take a word: it is bad"]
+
+
+def test_an_end_whose_remote_was_emptied_says_everything_again(cast: Cast) -> None:
+    laptop = cast.opened(Role.CONTROLLER)
+    laptop.say("a", "b")
+    shutil.rmtree(laptop.folder)
+    laptop.link.open()
+    assert laptop.link.compact()
+    laptop.say("c")
+    vm = cast.opened(Role.WORKER)
+    assert vm.listen() == ["a", "b", "c"]
