@@ -185,8 +185,10 @@ print([os.path.basename(os.readlink(p)) for p in links.values() if os.path.lexis
     log = str(tmp_path / "pretrain.log")
     blocked, ignored, *rest = output.decode().splitlines()
     assert int(blocked, 16) == 0
+    # libc keeps two signals (32 and 33) for itself, which nobody can set back.
+    valid = sum(1 << number - 1 for number in signal.valid_signals())
     # CPython itself ignores these two.
-    assert int(ignored, 16) == 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
+    assert int(ignored, 16) & valid == 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
     assert rest == ["True True", str(sorted(["/dev/null", log, log])), "['lock']"]
 
 
