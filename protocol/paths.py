@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.names import canonical_stage
+from protocol.names import SHELL_STAGE, RunId, canonical_stage
 
 
 @dataclass(frozen=True)
@@ -82,3 +82,8 @@ class Layout:
     def shell_log(self, number: int) -> Path:
         """The log of the `sh:` command with this number."""
         return self.inbox / f"sh-{number}.log"
+
+    def run_log(self, run_id: str) -> Path:
+        """The log that a run writes to. Raises RefusedError for a text that is no run id."""
+        run = RunId.parse(run_id)
+        return self.shell_log(run.number) if run.stage == SHELL_STAGE else self.log(run.stage)

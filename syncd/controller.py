@@ -41,7 +41,6 @@ from protocol.queue import (
     scan,
 )
 from protocol.schema import decode
-from protocol.states import State
 from protocol.status import Status, render_status
 from protocol.wire import Role, Writer
 from syncd import schedule
@@ -231,8 +230,7 @@ class Controller(Daemon):
         return messages + (self.served.collect(budget) if budget > 0 else [])
 
     def pack_up(self, acked: int) -> None:
-        unfinished = [r for r in self.journal.newest.values() if r.state is not State.ENDED]
-        self.served.pack_up({record.snapshot for record in unfinished})
+        self.served.pack_up(self.journal.payloads_in_use())
 
     def restate(self) -> list[Message]:
         granted = self.state.get("granted")

@@ -270,7 +270,7 @@ class Daemon(ABC):
     @contextlib.contextmanager
     def _guarded(self, loop: Loop) -> Iterator[None]:
         """Turn a failed round into a problem that is shown, until a round works again."""
-        key = f"{loop.name}"
+        key = loop.name
         try:
             yield
         except FencedError as error:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 from protocol.journal import JournalRecord
 from protocol.messages import Append, Journal, Message, RunEnded
-from protocol.names import SHELL_STAGE
 from protocol.paths import Layout
 from protocol.states import State as CommandState
 from syncd.files import LocalFiles
@@ -170,10 +169,7 @@ class WorkerOutgoing:
         return [message for _, record in said for message in self._said(record)]
 
     def _log_of(self, record: JournalRecord) -> str:
-        stage = record.run_id.partition(".")[0]
-        layout = self._layout
-        log = layout.shell_log(record.number) if stage == SHELL_STAGE else layout.log(stage)
-        return f"in/{log.name}"
+        return f"in/{self._layout.run_log(record.run_id).name}"
 
     def _waits_for_log(self, place: int) -> bool:
         path, left = self._owed.get(place, ("", 0))

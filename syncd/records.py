@@ -118,6 +118,11 @@ class JournalFile:
         except FileNotFoundError:
             return self._length == 0
 
+    def payloads_in_use(self) -> set[int]:
+        """Orders of the snapshots of runs that were claimed and have not ended."""
+        records = self.newest.values()
+        return {r.snapshot for r in records if r.state is not CommandState.ENDED and r.snapshot}
+
     def since(self, place: int, budget: int) -> list[tuple[int, JournalRecord]]:
         """Return records after `place`, with their places, up to `budget` bytes of them."""
         found: list[tuple[int, JournalRecord]] = []

@@ -87,16 +87,8 @@ class Runner:
             self._commands[message.number] = (message, command)
         return self._commands
 
-    def wanted_payloads(self) -> set[int]:
-        """Orders of the snapshots that runs which were claimed and have not ended still use."""
-        return {
-            record.snapshot
-            for record in self.journal.newest.values()
-            if record.state is not State.ENDED and record.snapshot
-        }
-
     def _ready_payloads(self) -> dict[int, schedule.Payload]:
-        orders = self.wanted_payloads()
+        orders = self.journal.payloads_in_use()
         newest = self._payloads.newest(0)
         if newest is not None:
             orders.add(newest.order)
@@ -297,7 +289,7 @@ class Runner:
         for stale in (environment.result_file, environment.progress_file):
             stale.unlink(missing_ok=True)
         shell = isinstance(entry.command, ShellCommand)
-        log_file = self.layout.shell_log(entry.number) if shell else self.layout.log(entry.stage)
+        log_file = self.layout.run_log(entry.run_id)
         rotate(log_file)
         return attempt.prepare(
             run_dir,

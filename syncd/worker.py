@@ -25,7 +25,6 @@ from protocol.messages import (
     Snapshot,
 )
 from protocol.publish import make_dirs
-from protocol.states import State
 from protocol.wire import Role, Writer
 from syncd import schedule
 from syncd.daemon import Daemon, Loop
@@ -131,10 +130,10 @@ class Worker(Daemon):
             self._restored = True  # what could not be had is named, and the rest is here
             self.main_loop.wake.set()
         ready = self.payloads.newest(0)
-        self.payloads.unpack(self.runner.wanted_payloads())
+        self.payloads.unpack(self.journal.payloads_in_use())
         if self.payloads.newest(0) != ready:
             self.main_loop.wake.set()
-            self.payloads.prune(self.runner.wanted_payloads())
+            self.payloads.prune(self.journal.payloads_in_use())
         if self.outgoing.scan():
             self.push_loop.wake.set()
         # A state says all that this worker stands for, what it inherited included.
@@ -161,13 +160,9 @@ class Worker(Daemon):
             )
         elif isinstance(message, Content | Snapshot):
             # Before the link is open there is no runner, but the journal is already there.
-            self.payloads.apply(message, self._wanted_payloads())
+            self.payloads.apply(message, self.journal.payloads_in_use())
         elif isinstance(message, Grant):
             self.state.put("granted", message.writer)
-
-    def _wanted_payloads(self) -> set[int]:
-        records = self.journal.newest.values()
-        return {r.snapshot for r in records if r.state is not State.ENDED and r.snapshot}
 
     def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
         if writer.role is Role.WORKER:

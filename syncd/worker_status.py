@@ -16,7 +16,6 @@ import psutil
 from protocol.journal import JournalRecord
 from protocol.logs import drop_redraws, parse_log_line
 from protocol.messages import StatusReport
-from protocol.names import SHELL_STAGE
 from protocol.paths import Layout
 from protocol.progress import read_progress
 from protocol.publish import publish_bytes
@@ -92,15 +91,13 @@ class WorkerStatus:
         return [StatusReport(status=asdict(self._status))]
 
     def _running(self, runner: Runner, entry: Entry) -> RunningLine:
-        shell = entry.stage == SHELL_STAGE
-        log = self._layout.shell_log(entry.number) if shell else self._layout.log(entry.stage)
         return RunningLine(
             run_id=entry.run_id,
             stage=entry.stage,
             attempt=entry.attempts,
             started=runner.journal.newest[entry.number].time,
             progress=read_progress(runner.run_dir(entry.run_id) / "progress.json"),
-            last_line=last_line(log),
+            last_line=last_line(self._layout.run_log(entry.run_id)),
         )
 
 

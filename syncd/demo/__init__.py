@@ -22,7 +22,6 @@ from rich.console import Console
 
 from protocol.errors import DataError, RunFailedError, UsageError
 from protocol.logs import parse_log_line
-from protocol.names import RunId
 from protocol.paths import Layout
 from protocol.publish import make_dirs
 from protocol.queue import encode_script
@@ -202,8 +201,7 @@ def _first_missing(laptop: Layout, runs: list[RunRecord]) -> str:
             path = laptop.artifacts / run.run_id / artifact.path
             if not path.exists() or file_sha256(path) != artifact.sha256:
                 return f"{run.run_id}/{artifact.path}"
-        number = RunId.parse(run.run_id).number
-        log = laptop.log(run.stage) if run.stage in STAGES else laptop.shell_log(number)
+        log = laptop.run_log(run.run_id)
         last = log.read_bytes().splitlines()[-1:] if log.exists() else []
         if not last or parse_log_line(last[0]) is None:
             return log.name

@@ -41,3 +41,9 @@ def test_the_log_of_a_shell_command_is_never_the_log_of_a_stage():
     assert path == LAYOUT.inbox / "sh-3.log"
     with pytest.raises(ConfigError):
         LAYOUT.log(path.stem)
+
+
+def test_a_run_writes_to_the_log_of_its_stage_and_a_shell_command_to_one_of_its_own(tmp_path):
+    layout = Layout(tmp_path)
+    assert layout.run_log("pretrain.0012.7f3a") == layout.log("pretrain")
+    assert layout.run_log("sh.0005.7f3a") == layout.shell_log(5)
