@@ -43,12 +43,12 @@ from protocol.queue import (
 from protocol.schema import decode
 from protocol.status import Status, render_status
 from protocol.wire import Role, Writer
-from syncd import schedule
 from syncd.daemon import Daemon, Loop
-from syncd.files import RemoteFiles, checked_path, is_growing
-from syncd.payload import ServedFolder, read_stages
+from syncd.delivery.files import RemoteFiles, checked_path, is_growing
+from syncd.delivery.payload import ServedFolder, read_stages
+from syncd.delivery.streams import Joins
 from syncd.records import JournalFile, ResultsFile
-from syncd.streams import Joins
+from syncd.stages import schedule
 
 log = logging.getLogger("syncd")
 

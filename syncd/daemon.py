@@ -24,11 +24,11 @@ from protocol.paths import Layout
 from protocol.publish import make_dirs, remove_leftovers
 from protocol.wire import Writer
 from syncd.config import Settings, load_key, make_private, sealer
-from syncd.contents import Contents
-from syncd.link import FencedError, Link
+from syncd.delivery.contents import Contents
+from syncd.delivery.link import FencedError, Link
 from syncd.platform import exclusive_lock
-from syncd.rclone import Rclone
-from syncd.remote import RcloneRemote, Transient
+from syncd.rclone.rcd import Rclone
+from syncd.rclone.remote import RcloneRemote, Transient
 from syncd.state import State
 from syncd.watch import Watcher
 

@@ -12,7 +12,6 @@ from protocol.errors import ConfigError, RemoteError, UsageError
 from protocol.paths import Layout
 from protocol.publish import make_dirs, publish_bytes
 from protocol.wire import Role
-from syncd.admin import Admin
 from syncd.config import (
     Key,
     Settings,
@@ -22,6 +21,7 @@ from syncd.config import (
     read_key,
     toml_text,
 )
+from syncd.rclone.admin import Admin
 
 QUEUE_START = b"""\
 # One command a line, appended at the end: run:<stage>, stop:<stage>, sh:<base64>.

@@ -25,7 +25,7 @@ from protocol.queue import MAX_LINE_BYTES, lines_of
 from protocol.schema import decode, loads
 from protocol.states import Result, State
 from protocol.status import Status
-from syncd.payload import read_stages
+from syncd.delivery.payload import read_stages
 
 FOLLOW_SECONDS = 0.1
 

@@ -26,15 +26,15 @@ from protocol.messages import (
 )
 from protocol.publish import make_dirs
 from protocol.wire import Role, Writer
-from syncd import schedule
 from syncd.daemon import Daemon, Loop
-from syncd.files import LocalFiles, RemoteFiles
-from syncd.outgoing import WorkerOutgoing
-from syncd.payload import PayloadStore
+from syncd.delivery.files import LocalFiles, RemoteFiles
+from syncd.delivery.outgoing import WorkerOutgoing
+from syncd.delivery.payload import PayloadStore
+from syncd.delivery.streams import Tails
+from syncd.delivery.unacked import Unacked
 from syncd.records import JournalFile, ResultsFile
-from syncd.runner import Runner
-from syncd.streams import Tails
-from syncd.unacked import Unacked
+from syncd.stages import schedule
+from syncd.stages.runner import Runner
 from syncd.worker_status import WorkerStatus
 
 log = logging.getLogger("syncd")

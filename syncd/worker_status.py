@@ -20,8 +20,8 @@ from protocol.paths import Layout
 from protocol.progress import read_progress
 from protocol.publish import publish_bytes
 from protocol.status import EndedLine, RunningLine, Status, WaitingLine, render_status
-from syncd.runner import Runner
-from syncd.schedule import Entry
+from syncd.stages.runner import Runner
+from syncd.stages.schedule import Entry
 
 STATUS_SECONDS = 1.0
 HEARTBEAT_SECONDS = 20.0

@@ -16,8 +16,8 @@ from ends import Ends
 from places import Place
 from servers import SERVERS, WebdavServer
 
-from syncd.rclone import Rclone
-from syncd.remote import RcloneRemote
+from syncd.rclone.rcd import Rclone
+from syncd.rclone.remote import RcloneRemote
 
 # A shell that puts the tests in the background ignores these, and so would every process of theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)

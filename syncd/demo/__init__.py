@@ -28,7 +28,7 @@ from protocol.queue import encode_script
 from protocol.results import Results, RunRecord, StageReport
 from protocol.states import Result, State
 from protocol.wire import Role
-from syncd.contents import file_sha256
+from syncd.delivery.contents import file_sha256
 from syncd.demo.display import Display
 from syncd.setup import initialise
 from syncd.show import plain_console

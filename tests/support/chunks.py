@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from protocol.messages import Piece
 from protocol.wire import Role
-from syncd.remote import NotFound
+from syncd.rclone.remote import NotFound
 
 
 class Chunks:

@@ -197,6 +197,6 @@ def processes_of(layout: Layout) -> Iterator[int]:
             command = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        supervisor = b"syncd.supervisor" in command and str(layout.runs).encode() in command
+        supervisor = b"syncd.stages.supervisor" in command and str(layout.runs).encode() in command
         if supervisor or mark in environ:
             yield int(entry.name)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from servers import Server
 
-from syncd.rclone import Rclone
-from syncd.remote import RcloneRemote
+from syncd.rclone.rcd import Rclone
+from syncd.rclone.remote import RcloneRemote
 
 
 @dataclass

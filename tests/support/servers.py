@@ -16,7 +16,7 @@ from typing import Protocol
 from waiting import eventually
 
 from syncd.platform import die_with_parent
-from syncd.rclone_binary import find_rclone
+from syncd.rclone.binary import find_rclone
 
 
 class Server(Protocol):

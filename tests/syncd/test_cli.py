@@ -21,10 +21,10 @@ from protocol.states import Result, State
 from protocol.status import Status
 from protocol.wire import Role
 from syncd.cli import main
+from syncd.delivery.streams import rotate
 from syncd.platform import exclusive_lock
 from syncd.setup import initialise
 from syncd.state import State as Database
-from syncd.streams import rotate
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from waiting import eventually
 from protocol.paths import Layout
 from protocol.states import Result, State
 from protocol.wire import Kind, ObjectName, Role
-from syncd import link as link_module
 from syncd.config import load_settings
 from syncd.controller import Controller
 from syncd.daemon import Daemon
+from syncd.delivery import link as link_module
 from syncd.setup import initialise
 from syncd.worker import Worker
 

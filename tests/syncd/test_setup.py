@@ -13,7 +13,7 @@ from protocol.errors import ConfigError, RemoteError, UsageError
 from protocol.paths import Layout
 from protocol.wire import Role
 from syncd.config import Key, load_key, load_settings
-from syncd.payload import read_stages
+from syncd.delivery.payload import read_stages
 from syncd.setup import _absolute, initialise
 
 

@@ -20,8 +20,8 @@ from protocol.queue import MAX_LINE_BYTES, parse_queue
 from protocol.states import Result, State
 from protocol.status import Status
 from syncd import view
+from syncd.delivery.streams import rotate
 from syncd.state import State as Database
-from syncd.streams import rotate
 from syncd.view import (
     append_commands,
     check_stage,

@@ -10,7 +10,7 @@ import pytest
 
 from protocol.logs import parse_log_line
 from protocol.states import Result
-from syncd.causes import (
+from syncd.stages.causes import (
     MAX_QUOTE,
     ExitRecord,
     Facts,

@@ -29,7 +29,8 @@ from typing import TypeAlias
 
 from protocol.errors import BusyError, DataError, ExitCode, RunFailedError
 from protocol.publish import make_dirs, publish_json
-from syncd.attempt_files import (
+from syncd.platform import Identity, boot_id, process_start
+from syncd.stages.attempt_files import (
     DEFAULT_GRACE,
     EXIT,
     LOCK,
@@ -47,9 +48,8 @@ from syncd.attempt_files import (
     read_spec,
     take_lock,
 )
-from syncd.causes import ExitRecord, Facts, StopReason, judge
-from syncd.platform import Identity, boot_id, process_start
-from syncd.process_tree import descendants, end_processes, marked
+from syncd.stages.causes import ExitRecord, Facts, StopReason, judge
+from syncd.stages.process_tree import descendants, end_processes, marked
 
 SPAWN_WAIT = 30.0
 # In the environment of each process of an attempt, with the attempt's folder: it finds those that
@@ -147,7 +147,7 @@ def spawn(folder: Path, *, wait: float = SPAWN_WAIT) -> Observation:
 def _spawn_detached(folder: Path) -> int:
     """Start the supervisor in a session of its own, so that no interrupt of ours reaches it."""
     # -P: the current folder must not come onto sys.path, where it could shadow a module.
-    argv = [sys.executable, "-P", "-m", "syncd.supervisor", str(folder)]
+    argv = [sys.executable, "-P", "-m", "syncd.stages.supervisor", str(folder)]
     log = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawn(
         argv[0],

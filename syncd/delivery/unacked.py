@@ -15,8 +15,8 @@ from pathlib import Path
 from protocol.messages import Append, Piece
 from protocol.schema import decode
 from protocol.wire import CHUNK_BYTES
+from syncd.delivery.streams import rotated
 from syncd.state import State
-from syncd.streams import rotated
 
 
 class Unacked:

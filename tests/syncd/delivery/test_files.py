@@ -11,9 +11,9 @@ from chunks import Chunks
 
 from protocol.errors import RefusedError
 from protocol.messages import DropFile, PutFile
-from syncd import files as files_module
-from syncd.contents import INLINE_BYTES, Contents
-from syncd.files import LocalFiles, RemoteFiles, checked_path, is_growing
+from syncd.delivery import files as files_module
+from syncd.delivery.contents import INLINE_BYTES, Contents
+from syncd.delivery.files import LocalFiles, RemoteFiles, checked_path, is_growing
 from syncd.state import State
 
 RUN = "in/artifacts/export.0003.7f3a"

@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeVar
 
 from protocol.errors import DataError, RemoteError
 from protocol.publish import rename_durable, temporary_beside
-from syncd.rclone import Rclone
-from syncd.rclone_errors import Fatal, NotFound, Transient, shown
+from syncd.rclone.errors import Fatal, NotFound, Transient, shown
+from syncd.rclone.rcd import Rclone
 
 __all__ = ["Entry", "Fatal", "NotFound", "RcloneRemote", "Remote", "Transient", "retry"]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from protocol.logs import drop_redraws
 from protocol.messages import Append
-from syncd import streams
+from syncd.delivery import streams
+from syncd.delivery.streams import Joins, Tails, rotate, rotated
 from syncd.state import State
-from syncd.streams import Joins, Tails, rotate, rotated
 
 LOG = "in/pretrain.log"
 

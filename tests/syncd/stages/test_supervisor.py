@@ -18,10 +18,10 @@ import pytest
 
 from protocol.logs import LogEnd, LogStart, parse_log_line
 from protocol.states import Result
-from syncd.attempt import attempt_dir, prepare, remains, request_stop
-from syncd.attempt_files import AttemptSpec, StageStart, read_file, take_lock
-from syncd.causes import ExitRecord, StopReason
 from syncd.platform import Identity
+from syncd.stages.attempt import attempt_dir, prepare, remains, request_stop
+from syncd.stages.attempt_files import AttemptSpec, StageStart, read_file, take_lock
+from syncd.stages.causes import ExitRecord, StopReason
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the worker runs on Linux")
 
@@ -58,7 +58,7 @@ def python(script: str) -> tuple[str, ...]:
 @contextmanager
 def supervisor(folder: Path, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "syncd.supervisor", str(folder)],
+        [sys.executable, "-P", "-m", "syncd.stages.supervisor", str(folder)],
         env={**os.environ, **environ},
         start_new_session=True,
     )
@@ -386,7 +386,7 @@ def test_a_held_lock_sends_it_away(tmp_path: Path) -> None:
     lock = take_lock(folder.parent / "lock", patience=0)
     assert lock is not None
     try:
-        command = [sys.executable, "-m", "syncd.supervisor", str(folder)]
+        command = [sys.executable, "-m", "syncd.stages.supervisor", str(folder)]
         assert subprocess.run(command, check=False).returncode == 7
     finally:
         os.close(lock)
@@ -426,7 +426,7 @@ set -e
 mount -t tmpfs -o size=1m none {tmp_path}
 mkdir -p {folder}
 cat > {folder}/spec.json
-{sys.executable} -m syncd.supervisor {folder}
+{sys.executable} -m syncd.stages.supervisor {folder}
 cat {folder}/exit.json
 """
     spec = AttemptSpec(

@@ -20,8 +20,8 @@ from protocol.logs import one_line
 from protocol.messages import Content, DropFile, Message, PutFile
 from protocol.names import safe_relative
 from protocol.publish import fsync_dir, make_dirs
-from syncd.contents import INLINE_BYTES, Contents, file_sha256
-from syncd.remote import NotFound
+from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
+from syncd.rclone.remote import NotFound
 from syncd.state import State
 
 SETTLE_SECONDS = 1.0

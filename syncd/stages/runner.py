@@ -26,13 +26,13 @@ from protocol.schema import decode
 from protocol.stage_env import StageEnvironment
 from protocol.stages import Resume, Stage
 from protocol.states import Result, State
-from syncd import attempt, schedule
-from syncd.attempt_files import DEFAULT_GRACE, AttemptSpec, read_spec
-from syncd.causes import ExitRecord, StopReason
-from syncd.payload import PayloadStore, read_stages
+from syncd.delivery.payload import PayloadStore, read_stages
+from syncd.delivery.streams import rotate
 from syncd.records import JournalFile, ResultsFile
+from syncd.stages import attempt, schedule
+from syncd.stages.attempt_files import DEFAULT_GRACE, AttemptSpec, read_spec
+from syncd.stages.causes import ExitRecord, StopReason
 from syncd.state import State as Database
-from syncd.streams import rotate
 
 log = logging.getLogger("syncd")
 

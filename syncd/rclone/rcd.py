@@ -3,7 +3,7 @@
     with Rclone(folder / "rclone") as rclone:
         rclone.call("operations/list", {"fs": "drive:", "remote": ""}, timeout=60)
 
-`syncd.rclone_process` keeps it running; a caller that waits long for an answer looks whether it
+`syncd.rclone.process` keeps it running; a caller that waits long for an answer looks whether it
 still answers at all, and has it started again if not.
 """
 
@@ -24,8 +24,8 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from protocol.errors import DataError
-from syncd.rclone_errors import Fatal, Transient, from_answer, shown, where
-from syncd.rclone_process import START_SECONDS, RcloneProcess
+from syncd.rclone.errors import Fatal, Transient, from_answer, shown, where
+from syncd.rclone.process import START_SECONDS, RcloneProcess
 
 PROBE_SECONDS = 15.0  # between looks at whether an rclone that takes its time still answers
 ANSWER_SECONDS = 10.0  # that it has for showing it

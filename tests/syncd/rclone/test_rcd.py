@@ -16,18 +16,20 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
-import syncd.rclone
+import syncd.rclone.rcd
 from protocol.errors import BusyError, RemoteError
-from syncd import rclone_binary, rclone_endpoint, rclone_process
 from syncd.platform import Identity
-from syncd.rclone import Rclone
-from syncd.rclone_endpoint import TcpEndpoint
-from syncd.rclone_errors import Fatal, NotFound, Transient, from_answer, shown, where
+from syncd.rclone import binary as rclone_binary
+from syncd.rclone import endpoint as rclone_endpoint
+from syncd.rclone import process as rclone_process
+from syncd.rclone.endpoint import TcpEndpoint
+from syncd.rclone.errors import Fatal, NotFound, Transient, from_answer, shown, where
+from syncd.rclone.rcd import Rclone
 
 DAEMON = """
 import sys, threading
 from pathlib import Path
-from syncd.rclone import Rclone
+from syncd.rclone.rcd import Rclone
 rclone = Rclone(Path(sys.argv[1]))
 rclone.start()
 print(rclone.pid, flush=True)
@@ -135,8 +137,8 @@ def test_one_that_stops_answering_is_started_again(rclone, monkeypatch):
     before = rclone.pid
     os.kill(before, signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr(syncd.rclone, "PROBE_SECONDS", 0.2)
-        patch.setattr(syncd.rclone, "ANSWER_SECONDS", 0.2)
+        patch.setattr(syncd.rclone.rcd, "PROBE_SECONDS", 0.2)
+        patch.setattr(syncd.rclone.rcd, "ANSWER_SECONDS", 0.2)
         with pytest.raises(Transient):
             rclone.call("rc/noop", {}, timeout=60)
     eventually(lambda: restarted(rclone, before))
@@ -144,7 +146,7 @@ def test_one_that_stops_answering_is_started_again(rclone, monkeypatch):
 
 
 def test_a_slow_call_is_not_taken_for_a_dead_rclone(rclone, tmp_path, monkeypatch):
-    monkeypatch.setattr(syncd.rclone, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(syncd.rclone.rcd, "PROBE_SECONDS", 0.05)
     (tmp_path / "file").write_bytes(os.urandom(300_000))
     rclone.call("core/bwlimit", {"rate": "300k"}, timeout=10)
     params = {"srcFs": str(tmp_path), "srcRemote": "file"}

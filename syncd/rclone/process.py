@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 from syncd.platform import Identity, die_with_parent, exclusive_lock
-from syncd.rclone_binary import find_rclone
-from syncd.rclone_endpoint import Endpoint, endpoint, private_folder
-from syncd.rclone_errors import Fatal, Transient
+from syncd.rclone.binary import find_rclone
+from syncd.rclone.endpoint import Endpoint, endpoint, private_folder
+from syncd.rclone.errors import Fatal, Transient
 
 START_SECONDS = 30.0
 STOP_SECONDS = 2.0

@@ -1,12 +1,12 @@
 """The supervisor of one attempt of one run: a small detached process.
 
-    python -m syncd.supervisor ATTEMPT_DIR
+    python -m syncd.stages.supervisor ATTEMPT_DIR
 
-The daemon spawns it (`syncd.attempt.spawn`), in a session of its own, so that neither a cell
+The daemon spawns it (`syncd.stages.attempt.spawn`), in a session of its own, so that neither a cell
 interrupt, nor a kernel restart, nor the daemon's death ends it. It starts the stage, also in a
 session of its own and writing straight to its log, waits for its end, a stop request or the
 timeout, ends all that descends from the stage, and records how it ended. The files by which it
-and the daemon know of each other are described in `syncd.attempt`.
+and the daemon know of each other are described in `syncd.stages.attempt`.
 
 It is a child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER): whatever leaves the stage's process
 tree becomes a child of ours. So the kernel's word that we have no child left, ECHILD, is proof
@@ -35,8 +35,16 @@ from typing import NoReturn
 from protocol.errors import BusyError, DataError, ExitCode
 from protocol.logs import LogStart
 from protocol.publish import publish_bytes, publish_json
-from syncd.attempt import KEY_VARIABLE, MARK, exit_record, record_unseen, remains, stop_requested
-from syncd.attempt_files import (
+from syncd.platform import Identity
+from syncd.stages.attempt import (
+    KEY_VARIABLE,
+    MARK,
+    exit_record,
+    record_unseen,
+    remains,
+    stop_requested,
+)
+from syncd.stages.attempt_files import (
     EXIT,
     LOCK,
     LOCK_PATIENCE,
@@ -48,9 +56,8 @@ from syncd.attempt_files import (
     read_spec,
     take_lock,
 )
-from syncd.causes import Facts, OomKills, StopReason, full_folders
-from syncd.platform import Identity
-from syncd.process_tree import descendants, end_processes
+from syncd.stages.causes import Facts, OomKills, StopReason, full_folders
+from syncd.stages.process_tree import descendants, end_processes
 
 POLL = 0.2
 # What ends by itself once the stage has (multiprocessing's resource tracker) is given this long.

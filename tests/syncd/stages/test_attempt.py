@@ -18,8 +18,9 @@ import pytest
 from protocol.errors import BusyError, DataError, RunFailedError, UsageError
 from protocol.logs import LogEnd, parse_log_line
 from protocol.states import Result
-from syncd import attempt, process_tree
-from syncd.attempt import (
+from syncd.platform import Identity, boot_id
+from syncd.stages import attempt, process_tree
+from syncd.stages.attempt import (
     Ended,
     NeverStarted,
     Orphaned,
@@ -33,10 +34,9 @@ from syncd.attempt import (
     spawn,
     stop_requested,
 )
-from syncd.attempt_files import AttemptSpec, StageStart, read_file, read_spec, take_lock
-from syncd.causes import StopReason
-from syncd.platform import Identity, boot_id
-from syncd.process_tree import descendants, end_processes
+from syncd.stages.attempt_files import AttemptSpec, StageStart, read_file, read_spec, take_lock
+from syncd.stages.causes import StopReason
+from syncd.stages.process_tree import descendants, end_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the worker runs on Linux")
 
@@ -122,7 +122,7 @@ def kill_supervisor(folder: Path) -> None:
 
 def daemon(code: str, **more: Any) -> subprocess.Popen[bytes]:
     """Start a process that runs `code`, as a daemon would, with this module's names."""
-    names = "from syncd.attempt import *\nfrom syncd.attempt_files import *"
+    names = "from syncd.stages.attempt import *\nfrom syncd.stages.attempt_files import *"
     program = f"import os, signal\nfrom pathlib import Path\n{names}\n{code}"
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, **more)
 
@@ -197,7 +197,7 @@ def test_a_daemon_killed_before_its_supervisor_reports_loses_nothing(
 ) -> None:
     folder = make("exit 5")
     daemon(
-        "from syncd.attempt import _spawn_detached\n"
+        "from syncd.stages.attempt import _spawn_detached\n"
         f"_spawn_detached(Path({str(folder)!r})); os.kill(os.getpid(), 9)"
     ).communicate()
     spawn(folder)
@@ -326,7 +326,7 @@ def test_a_supervisor_killed_before_the_stage_started_can_be_spawned_again(
 
 CRASHING_SUPERVISOR = """
 import sys
-from syncd import supervisor
+from syncd.stages import supervisor
 
 publish = supervisor.publish_json
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocol.queue import RunCommand, parse_command
 from protocol.stages import Stage
 from protocol.states import Result, State
-from syncd.schedule import (
+from syncd.stages.schedule import (
     MAX_BACKOFF_SECONDS,
     Claim,
     End,

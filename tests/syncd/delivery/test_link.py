@@ -13,7 +13,7 @@ from places import Place
 from protocol.errors import RefusedError
 from protocol.messages import Append, Grant, Message, Piece, encode_messages
 from protocol.wire import KEY_BYTES, Kind, ObjectName, Role, Sealer, Writer
-from syncd.link import FencedError, Link
+from syncd.delivery.link import FencedError, Link
 from syncd.state import State
 
 KEY = secrets.token_bytes(KEY_BYTES)
@@ -193,7 +193,7 @@ def test_a_successor_reads_its_predecessor_and_fences_it(cast: Cast) -> None:
 
 
 def test_a_state_takes_the_place_of_packs(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syncd.link.STATE_PACKS", 5)
+    monkeypatch.setattr("syncd.delivery.link.STATE_PACKS", 5)
     laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
     laptop.say(*"abcdef")
     assert laptop.link.compact()
@@ -208,7 +208,7 @@ def test_a_state_takes_the_place_of_packs(cast: Cast, monkeypatch: pytest.Monkey
 def test_a_forged_state_does_not_keep_the_true_one_away(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("syncd.link.STATE_PACKS", 5)
+    monkeypatch.setattr("syncd.delivery.link.STATE_PACKS", 5)
     laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
     laptop.say(*"abcdef")
     assert laptop.link.compact()
@@ -258,7 +258,7 @@ def test_a_pack_that_fails_to_be_made_moves_no_cursor(
 def test_acknowledgements_reach_the_writer_and_cause_none_themselves(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("syncd.link.ACK_SECONDS", 0.0)
+    monkeypatch.setattr("syncd.delivery.link.ACK_SECONDS", 0.0)
     laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
     vm.say("x")
     laptop.say("a", "b")

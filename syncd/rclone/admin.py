@@ -1,7 +1,7 @@
 """Administration of rclone's remotes, through rclone-python: list, create, about, version.
 
 rclone-python pastes its arguments into a shell's command line, so nothing reaches it here but
-names and values of characters that no shell knows. Transfers go through `syncd.rclone`.
+names and values of characters that no shell knows. Transfers go through `syncd.rclone.rcd`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rclone_python import rclone as rclone_python
 from rclone_python.utils import RcloneException
 
 from protocol.errors import RemoteError, UsageError
-from syncd.rclone_binary import find_rclone
-from syncd.rclone_errors import from_answer
+from syncd.rclone.binary import find_rclone
+from syncd.rclone.errors import from_answer
 
 # It prints to the terminal on its own, for one that a remote has no OAuth client.
 logging.getLogger("rclone_python").setLevel(logging.ERROR)

@@ -12,14 +12,14 @@ from protocol.messages import Append, Journal, Message, PutFile
 from protocol.paths import Layout
 from protocol.states import Result
 from protocol.states import State as CommandState
-from syncd.contents import Contents
-from syncd.files import LocalFiles
-from syncd.link import Link
-from syncd.outgoing import WorkerOutgoing
+from syncd.delivery.contents import Contents
+from syncd.delivery.files import LocalFiles
+from syncd.delivery.link import Link
+from syncd.delivery.outgoing import WorkerOutgoing
+from syncd.delivery.streams import Tails
+from syncd.delivery.unacked import Unacked
 from syncd.records import JournalFile, ResultsFile
 from syncd.state import State
-from syncd.streams import Tails
-from syncd.unacked import Unacked
 
 BUDGET = 64 * 1024
 FLOOD = b"some words\n" * 100_000

@@ -21,7 +21,7 @@ from protocol.messages import Content, Piece
 from protocol.publish import publishing
 from protocol.schema import decode
 from protocol.wire import CHUNK_BYTES
-from syncd.link import Link
+from syncd.delivery.link import Link
 from syncd.state import State
 
 INLINE_BYTES = 64 * 1024

@@ -30,7 +30,7 @@ from protocol.messages import (
 )
 from protocol.publish import temporary_beside
 from protocol.wire import Kind, ObjectName, Role, Sealer, Writer
-from syncd.remote import NotFound, Remote
+from syncd.rclone.remote import NotFound, Remote
 from syncd.state import State
 
 log = logging.getLogger("syncd")

@@ -14,9 +14,9 @@ from protocol.errors import ConfigError, RefusedError, RemoteError
 from protocol.messages import FileEntry, Snapshot
 from protocol.snapshots import encode_snapshot
 from protocol.wire import Role
-from syncd import payload as payload_module
-from syncd.contents import INLINE_BYTES, Contents
-from syncd.payload import PayloadStore, ServedFolder, read_stages
+from syncd.delivery import payload as payload_module
+from syncd.delivery.contents import INLINE_BYTES, Contents
+from syncd.delivery.payload import PayloadStore, ServedFolder, read_stages
 from syncd.state import State
 
 STAGES = b'[stages.hello]\ncommand = "true"\n'

@@ -11,8 +11,8 @@ from crashing import taken_back
 
 from protocol.errors import DataError, RefusedError
 from protocol.messages import Content, Piece
-from syncd.contents import INLINE_BYTES, Contents
-from syncd.remote import NotFound
+from syncd.delivery.contents import INLINE_BYTES, Contents
+from syncd.rclone.remote import NotFound
 from syncd.state import State
 
 SMALL, LARGE = b"small", b"large" * INLINE_BYTES
@@ -148,6 +148,6 @@ def test_what_was_dropped_in_a_transaction_that_was_taken_back_is_still_there(ma
 def test_room_is_a_little_more_than_the_size(make, monkeypatch):
     there = make("there")
     usage = type("Usage", (), {"free": 100 * 2**20})
-    monkeypatch.setattr("syncd.contents.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("syncd.delivery.contents.shutil.disk_usage", lambda path: usage)
     assert there.room_for(30 * 2**20)
     assert not there.room_for(40 * 2**20)

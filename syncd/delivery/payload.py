@@ -25,9 +25,9 @@ from protocol.names import safe_relative
 from protocol.publish import fsync_dir, make_dirs, temporary_beside
 from protocol.snapshots import decode_snapshot, encode_snapshot
 from protocol.stages import Stage, parse_stages
-from syncd.contents import INLINE_BYTES, Contents, file_sha256
-from syncd.files import Found, walk
-from syncd.remote import NotFound
+from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
+from syncd.delivery.files import Found, walk
+from syncd.rclone.remote import NotFound
 from syncd.state import State
 
 log = logging.getLogger("syncd")

@@ -1,6 +1,6 @@
 """The files of an attempt's folder: what they hold, and how they are read.
 
-`syncd/attempt.py` says which there are, who writes each, and when.
+`syncd/stages/attempt.py` says which there are, who writes each, and when.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from protocol.errors import DataError, UsageError
 from protocol.publish import fsync_dir, make_dirs
 from protocol.schema import decode
-from syncd.causes import StopReason
 from syncd.platform import Identity
+from syncd.stages.causes import StopReason
 
 DEFAULT_GRACE = 10.0
 

@@ -12,8 +12,8 @@ import pytest
 from waiting import eventually
 
 from protocol.errors import DataError, RemoteError
-from syncd.rclone import Rclone
-from syncd.remote import Entry, Fatal, NotFound, RcloneRemote, Transient, retry
+from syncd.rclone.rcd import Rclone
+from syncd.rclone.remote import Entry, Fatal, NotFound, RcloneRemote, Transient, retry
 
 NAMES = [
     "000001-log-12-ab",

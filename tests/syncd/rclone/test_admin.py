@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import RemoteError, UsageError
-from syncd.admin import Admin
-from syncd.remote import RcloneRemote, Transient
+from syncd.rclone.admin import Admin
+from syncd.rclone.remote import RcloneRemote, Transient
 
 
 @pytest.fixture

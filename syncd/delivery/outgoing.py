@@ -18,11 +18,11 @@ from protocol.journal import JournalRecord
 from protocol.messages import Append, Journal, Message, RunEnded
 from protocol.paths import Layout
 from protocol.states import State as CommandState
-from syncd.files import LocalFiles
+from syncd.delivery.files import LocalFiles
+from syncd.delivery.streams import Tails, is_log
+from syncd.delivery.unacked import Unacked
 from syncd.records import JournalFile, ResultsFile
 from syncd.state import State
-from syncd.streams import Tails, is_log
-from syncd.unacked import Unacked
 
 CHAMPION = "store/champion/"
 

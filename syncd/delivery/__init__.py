@@ -1,0 +1,1 @@
+"""What makes delivery exact: packs, contents, growing files, whole files, snapshots."""

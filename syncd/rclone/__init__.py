@@ -1,0 +1,1 @@
+"""rclone: the process that does every transfer, and the remotes that it reaches."""

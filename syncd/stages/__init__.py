@@ -1,0 +1,1 @@
+"""Stages as processes: what to run next, and one detached attempt of a run."""
