@@ -6,8 +6,16 @@ BIN := $(VENV)/bin
 # Workers for the tests: one a core.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
+# For make soak; an empty seed is drawn, and printed.
+KILLS ?= 500
+SEED ?=
+SHARD ?= 1/1
+REMOTE ?= local
+# For make fuzz.
+SECONDS ?= 60
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint types format clean
+.PHONY: help demo test test-full fuzz soak lint types format clean
 
 help: ## Show what there is to make.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +42,13 @@ test: lint types ## Lint, types and the tests (under ten minutes on two cores).
 
 test-full: lint types ## The tests with their long forms.
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+fuzz: $(VENV)/test-installed ## Fuzz each parser for SECONDS, guided by coverage.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
+
+soak: $(VENV)/test-installed ## Kill it KILLS times (SEED=, SHARD=I/N, REMOTE=local or webdav).
+	$(BIN)/python tests/soak/soak.py --kills $(KILLS) --seed "$(SEED)" --shard $(SHARD) --remote $(REMOTE)
 
 lint: $(VENV)/test-installed ## Lint and check the format.
 	$(BIN)/ruff check .

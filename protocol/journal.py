@@ -20,7 +20,8 @@ class JournalRecord:
 
     `number` is the command's number, `line` its queue line, `run_id` the run it stands for (of a
     `run:` or `sh:`), `worker` the writer that recorded it, `attempt` counts from 1, `snapshot`
-    names the payload. `result`, `cause`, `exit_code` and `signal` belong to `ended`. Times are
+    names the payload. `result`, `exit_code` and `signal` belong to `ended`; so does `cause`, which
+    in a `started` says why the attempt before it ended. Times are
     seconds since the epoch, by the worker's clock; order is the file's, never the clock's.
     """
 
@@ -86,16 +87,23 @@ def parse_journal(data: bytes) -> tuple[list[JournalRecord], list[JournalProblem
 
 
 def advance(newest: dict[int, JournalRecord], record: JournalRecord) -> bool:
-    """Make `record` its command's newest if it is a legal next step; return whether it was."""
+    """Make `record` its command's newest if it counts; return whether it does.
+
+    Of one worker it must be a legal next step. A newer worker's record goes before whatever an
+    older one has recorded, and an older one's counts for nothing then: the newer one has not read
+    it. (Workers compare as text: `w-<epoch>-<nonce>`.)
+    """
     before = newest.get(record.number)
     legal = is_legal(before.state if before else State.QUEUED, record.state)
+    if before is not None and before.worker != record.worker:
+        legal = record.worker > before.worker
     if legal:
         newest[record.number] = record
     return legal
 
 
 def fold(records: Iterable[JournalRecord]) -> dict[int, JournalRecord]:
-    """Return each command's newest record. Records that are no legal next step are passed over."""
+    """Return each command's newest record. Records that do not count are passed over."""
     newest: dict[int, JournalRecord] = {}
     for record in records:
         advance(newest, record)

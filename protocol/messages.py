@@ -50,7 +50,8 @@ class QueuedCommand:
     """Controller: a new line of the queue.
 
     `snapshot` is the order of the newest snapshot when the line was found; `error` is why it can
-    not be run, when it cannot.
+    not be run, when it cannot; `unsealed` that it stood in the plain queue of the remote's root,
+    where whoever can write to the remote may have put it.
     """
 
     type: ClassVar[str] = "command"
@@ -59,13 +60,14 @@ class QueuedCommand:
     run_id: str = ""
     snapshot: int = 0
     error: str = ""
+    unsealed: bool = False
 
     def __post_init__(self) -> None:
         if self.number < 1 or self.snapshot < 0:
             raise ValueError("commands count from 1, and snapshots too")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
     """A part of a content: `length` bytes from `offset` of the payload of `object`.
 
@@ -81,7 +83,7 @@ class Piece:
             raise ValueError("offset or length is below 0")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
     """Bytes by their SHA-256, in the blob or, in `pieces`, in chunks that are there already."""
 
@@ -95,7 +97,7 @@ class Content:
         _check_file(self.size, 0, self.sha256)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
     """A file: path, size in bytes, permission bits, SHA-256 of its content."""
 
@@ -195,19 +197,16 @@ class StatusReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Ack:
-    """Either end: every pack of `writer` up to `seq` was applied, durably."""
+    """Either end: every pack of `writer`, which counts, up to `seq` was applied, durably.
+
+    Another incarnation of the other end that hears it knows that `writer` was heard: it is fenced
+    by a newer one, and may not take for undone what an older one, that it cannot read, may have
+    done.
+    """
 
     type: ClassVar[str] = "ack"
     writer: str
     seq: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grant:
-    """Controller: `writer` is the worker whose effects count from now on."""
-
-    type: ClassVar[str] = "grant"
-    writer: str
 
 
 Message = (
@@ -222,14 +221,13 @@ Message = (
     | RunEnded
     | StatusReport
     | Ack
-    | Grant
 )
 _TYPES: dict[str, type[Any]] = {t.type: t for t in Message.__args__}
 
 
 def encode_messages(messages: Sequence[Message]) -> bytes:
     """Return the payload of a pack or a state."""
-    head: list[dict[str, Any]] = []
+    head = [b"["]  # encoded one by one: there may be very many
     blobs: list[bytes] = []
     for message in messages:
         value = {"type": message.type, **asdict(message)}
@@ -237,8 +235,10 @@ def encode_messages(messages: Sequence[Message]) -> bytes:
         if blob:
             value["blob"] = len(blob)
             blobs.append(blob)
-        head.append(value)
-    return b"".join([dumps(head), b"\n", *blobs])
+        head += [dumps(value), b","]
+    if messages:
+        head.pop()
+    return b"".join([*head, b"]\n", *blobs])
 
 
 def decode_messages(payload: bytes) -> list[Message]:
@@ -252,7 +252,9 @@ def decode_messages(payload: bytes) -> list[Message]:
         raise ValueError("not a list of messages")
     messages: list[Message] = []
     at = 0
-    for value in head:
+    head.reverse()
+    while head:
+        value = head.pop()  # not held any longer: there may be very many
         if not isinstance(value, dict):
             raise ValueError("a message is not an object")
         length = value.pop("blob", 0)

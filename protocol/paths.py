@@ -56,6 +56,16 @@ class Layout:
         return self.private / "runs"
 
     @property
+    def fence(self) -> Path:
+        """The worker's note that another has taken over; supervisors look for it by themselves."""
+        return self.private / "fenced.json"
+
+    @property
+    def problems(self) -> Path:
+        """What the controller's daemon has to say of itself: a list of texts, as JSON."""
+        return self.private / "problems.json"
+
+    @property
     def status(self) -> Path:
         return self.inbox / "status.txt"
 

@@ -11,17 +11,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+_RANDOM_BYTES = 6
+_SUFFIX = ".tmp"
+
 
 def temporary_beside(path: Path) -> Path:
     """Return an unused name for a temporary file in the folder of `path`."""
-    # The name is cut so that the decorated one stays under 255 bytes.
-    stem = path.name.encode()[:200].decode(errors="ignore")
-    return path.with_name(f".{stem}.{secrets.token_hex(6)}.tmp")
+    return path.with_name(f".{_stem(path.name)}.{os.urandom(_RANDOM_BYTES).hex()}{_SUFFIX}")
+
+
+def _stem(name: str) -> str:
+    # Cut so that the decorated name stays under 255 bytes.
+    return name.encode()[:200].decode(errors="ignore")
 
 
 def fsync_dir(path: Path) -> None:
@@ -35,13 +40,29 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def make_durable(path: Path) -> None:
+    """Make a file that was found durable, its entry in its folder too. Raises OSError.
+
+    That a file can be read says nothing of that: whoever wrote it may have been killed before.
+    """
+    with open(path, "r+b") as file:
+        os.fsync(file.fileno())
+    fsync_dir(path.parent)
+
+
 def make_dirs(path: Path, *, mode: int = 0o755) -> None:
-    """Create a folder and its missing parents, each durable in its parent."""
+    """Create a folder and its missing parents, each durable in its parent.
+
+    A process that was killed here may have left one folder that is not durable yet, the deepest
+    that is there; so that one is made durable too.
+    """
     missing: list[Path] = []
     at = path
     while not at.exists():
         missing.append(at)
         at = at.parent
+    with contextlib.suppress(PermissionError):  # then it is not of our making
+        fsync_dir(at.parent)
     for folder in reversed(missing):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=mode)
@@ -87,9 +108,9 @@ def append_durable(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Append `data` to `path` and make it durable, the file's entry in its folder too.
 
     Of several writers of one file none may call this while another does. When it raises OSError
-    (the disk is full), the file is as long as it was.
+    (the disk is full), the file is as long as it was. After a power cut what was being appended
+    may be there in part, with zeros for the rest.
     """
-    new = not path.exists()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), mode)
     try:
         length = os.fstat(fd).st_size
@@ -98,48 +119,36 @@ def append_durable(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             while view:
                 view = view[os.write(fd, view) :]
             os.fsync(fd)
+            # Also when the file was there: its maker may have been killed before this.
+            fsync_dir(path.parent)
         except OSError:
             os.ftruncate(fd, length)
             raise
     finally:
         os.close(fd)
-    if new:
-        fsync_dir(path.parent)
 
 
-def drop_torn_line(path: Path) -> bytes:
-    """Cut an unfinished last line off an append-only file of lines; return what was cut.
+def remove_leftovers(folder: Path, *, of: str = "") -> int:
+    """Remove temporary files that a crashed publisher left in `folder`.
 
-    A crash in the middle of `append_durable` leaves such a line. Nothing is done when the file is
-    missing, empty or whole.
+    Only those on their way to the name `of`, if it is given. Returns how many; a folder that is
+    missing has none.
     """
-    try:
-        file = open(path, "r+b")
-    except FileNotFoundError:
-        return b""
-    with file:
-        size = file.seek(0, os.SEEK_END)
-        tail = b""
-        at = size
-        while at > 0 and b"\n" not in tail:
-            step = min(64 * 1024, at)
-            at -= step
-            file.seek(at)
-            tail = file.read(step) + tail
-        torn = tail[tail.rfind(b"\n") + 1 :]
-        if torn:
-            file.truncate(size - len(torn))
-            file.flush()
-            os.fsync(file.fileno())
-        return torn
-
-
-def remove_leftovers(folder: Path) -> int:
-    """Remove temporary files that a crashed publisher left in `folder`; return how many."""
     count = 0
-    for entry in os.scandir(folder):
-        if entry.name.startswith(".") and entry.name.endswith(".tmp") and entry.is_file():
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return 0
+    for entry in entries:
+        if _is_temporary(entry.name, of) and not entry.is_dir(follow_symlinks=False):
             with contextlib.suppress(OSError):
                 os.unlink(entry.path)
                 count += 1
     return count
+
+
+def _is_temporary(name: str, target: str) -> bool:
+    """Whether a name is one of `temporary_beside`, for this target or, if it is "", for any."""
+    if not (name.startswith(".") and name.endswith(_SUFFIX)):
+        return False
+    return not target or name[: -(2 * _RANDOM_BYTES + len(_SUFFIX))] == f".{_stem(target)}."

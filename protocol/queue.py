@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
+import contextlib
 import hashlib
 import re
 from collections import Counter
@@ -20,11 +21,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError, UserError
+from protocol.logs import one_line
 from protocol.names import canonical_stage
 
 MAX_LINE_BYTES = 1024 * 1024
 MAX_QUEUE_BYTES = 64 * 1024 * 1024
 SETTLE_SECONDS = 5.0
+_WHAT = "queue line"
 _ENDINGS = re.compile(r"\r\n|\r|\n")
 
 
@@ -71,7 +74,7 @@ def parse_command(text: str) -> Command:
     verb, colon, rest = text.strip().partition(":")
     if not colon or verb not in ("run", "sh", "stop"):
         raise ConfigError(
-            "queue line", why="not run:<stage>, sh:<base64> or stop:<stage>", hint=_hint(verb)
+            _WHAT, why="not run:<stage>, sh:<base64> or stop:<stage>", hint=_hint(verb)
         )
     if verb == "sh":
         return ShellCommand(_decode_script(rest.strip()))
@@ -85,7 +88,7 @@ def _hint(verb: str) -> str:
 
 
 def _decode_script(text: str) -> str:
-    what = "queue line sh:"
+    what = f"{_WHAT} sh"
     if not text:
         raise ConfigError(what, why="no script follows", hint="Use `syncd sh 'COMMAND'`.")
     try:
@@ -104,6 +107,21 @@ def encode_script(script: str) -> str:
     return "sh:" + base64.b64encode(script.encode("utf-8")).decode("ascii")
 
 
+def readable(line: str) -> str:
+    """Return a line as a person reads it: `sh: nvidia-smi ...` for a script of several lines.
+
+    Control characters are escaped; a line that is no command comes back as it is, but for those.
+    """
+    text = line
+    with contextlib.suppress(ConfigError):
+        command = parse_command(line)
+        if isinstance(command, ShellCommand):
+            lines = [each.strip() for each in command.script[:4096].splitlines() if each.strip()]
+            more = " ..." if len(lines) > 1 else ""
+            text = f"sh: {lines[0]}{more}" if lines else line
+    return one_line(text)
+
+
 def parse_queue(data: bytes) -> list[QueueLine]:
     """Parse the whole file. Never raises: a line that is no command carries its error."""
     lines: list[QueueLine] = []
@@ -117,12 +135,13 @@ def parse_queue(data: bytes) -> list[QueueLine]:
         command, error = None, ""
         try:
             if len(encoded) > MAX_LINE_BYTES:
-                raise ConfigError("queue line", why=f"longer than {MAX_LINE_BYTES} bytes")
+                raise ConfigError(_WHAT, why=f"longer than {MAX_LINE_BYTES} bytes")
             if "\udc80" <= max(text) <= "\udcff":
-                raise ConfigError("queue line", why="not UTF-8")
+                raise ConfigError(_WHAT, why="not UTF-8")
             command = parse_command(text)
         except UserError as problem:
-            error = f"line {number}: {problem}"
+            # "line 3: not run:<stage>, ...", and not "line 3: queue line: not run:<stage>, ..."
+            error = f"line {number}: {str(problem).removeprefix(_WHAT).lstrip(': ')}"
         shown = encoded.decode("utf-8", "backslashreplace")
         lines.append(
             QueueLine(number=number, text=shown, command=command, error=error, finished=finished)

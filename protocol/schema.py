@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -45,19 +46,19 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     return value
 
 
-def _check(value: Any, max_depth: int) -> None:
-    pending = [(value, 1)]
-    while pending:
-        item, depth = pending.pop()
-        if isinstance(item, str):
-            item.encode("utf-8")
-        elif isinstance(item, float) and not math.isfinite(item):
-            raise ValueError("a number is not finite")
-        elif isinstance(item, dict | list):
-            if depth > max_depth:
-                raise ValueError("nested too deeply")
-            inner = [*item, *item.values()] if isinstance(item, dict) else item
-            pending += [(each, depth + 1) for each in inner]
+def _check(value: Any, levels: int) -> None:
+    """Raise ValueError for what `loads` refuses; lists and objects are at most `levels` deep."""
+    if isinstance(value, str):
+        value.encode("utf-8")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number is not finite")
+    elif isinstance(value, dict | list):
+        if levels == 0:
+            raise ValueError("nested too deeply")
+        for each in value:
+            _check(each, levels - 1)
+        for each in value.values() if isinstance(value, dict) else ():
+            _check(each, levels - 1)
 
 
 def decode(cls: type[T], value: Any) -> T:
@@ -68,17 +69,22 @@ def decode(cls: type[T], value: Any) -> T:
     """
     if not isinstance(value, dict):
         raise ValueError(f"{cls.__name__} is not a JSON object")
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     kwargs = {
-        name: _decode_as(hints[name], value[name], f"{cls.__name__}.{name}")
-        for name in fields
+        name: _decode_as(hint, value[name], f"{cls.__name__}.{name}")
+        for name, hint in _hints(typing.cast(Any, cls)).items()
         if name in value
     }
     try:
         return cls(**kwargs)
     except (TypeError, ValueError, UserError) as error:
         raise ValueError(f"{cls.__name__}: {error}") from error
+
+
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """The type of each field; to find it costs more than to decode a value."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _decode_as(hint: Any, value: Any, where: str) -> Any:

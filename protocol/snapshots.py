@@ -17,8 +17,12 @@ MAX_FILES = 1_000_000
 
 def encode_snapshot(order: int, files: Iterable[FileEntry]) -> Snapshot:
     """Return the snapshot of these files; the same files always give the same id."""
-    listed = [asdict(f) for f in sorted(files, key=lambda f: f.path)]
-    blob = json.dumps(listed, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    # Encoded one by one, as they are decoded below: there may be very many.
+    listed = (
+        json.dumps(asdict(f), separators=(",", ":"), ensure_ascii=True).encode("ascii")
+        for f in sorted(files, key=lambda f: f.path)
+    )
+    blob = b"[" + b",".join(listed) + b"]"
     return Snapshot(order=order, id=hashlib.sha256(blob).hexdigest()[:16], blob=blob)
 
 
@@ -35,7 +39,8 @@ def decode_snapshot(snapshot: Snapshot) -> list[FileEntry]:
         value = loads(snapshot.blob)
         if not isinstance(value, list) or len(value) > MAX_FILES:
             raise ValueError("not a list of files")
-        files = [decode(FileEntry, v) for v in value]
+        value.reverse()
+        files = [decode(FileEntry, value.pop()) for _ in range(len(value))]
     except ValueError as error:
         raise RefusedError(what, why=str(error)) from error
     paths = {safe_relative(file.path) for file in files}

@@ -28,7 +28,8 @@ from typing import Any
 from protocol.errors import ConfigError
 from protocol.names import canonical_stage, canonical_stages, suggest
 
-MAX_BYTES = 1024 * 1024
+# A key of many dots costs tomllib the square of their number: seconds at this size.
+MAX_BYTES = 128 * 1024
 _DURATION = re.compile(r"(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|d|)\Z")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from protocol.logs import one_line, stamp
 from protocol.progress import Progress
+from protocol.queue import readable
 from protocol.states import Result
 
 BAR_WIDTH = 24
@@ -120,7 +121,7 @@ def render_progress(progress: Progress) -> str:
 
 def shown(line: str) -> str:
     """Return a queue line short enough to show."""
-    text = one_line(line)
+    text = readable(line)
     return text if len(text) <= 28 else text[:25] + "..."
 
 

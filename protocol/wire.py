@@ -43,6 +43,7 @@ _NAME = re.compile(
     r"(?P<seq>[0-9]{12})-(?P<kind>pack|state|chunk)-(?P<length>[1-9][0-9]{0,12})"
     r"-(?P<sha256>[0-9a-f]{64})\Z"
 )
+_MAC = re.compile(r"[0-9a-f]{64}\Z")
 _WRITER = re.compile(r"(?P<role>[cw])-(?P<epoch>[0-9]{6})-(?P<nonce>[0-9a-f]{8})\Z")
 
 
@@ -161,8 +162,11 @@ class Sealer:
             raise DataError(f"seal a {kind}", why=f"{name.length} bytes is more than it may hold")
         return name, body
 
-    def open(self, writer: Writer, name: ObjectName, body: bytes) -> bytes:
+    def open(self, writer: Writer, name: ObjectName, body: bytes, *, named: bool = False) -> bytes:
         """Check an object's body against its name, place and seal; return the payload.
+
+        With `named`, a sealed message names the object, and its hash with it: its own seal, which
+        there must be, may then be of an earlier key.
 
         Raises DataError when it is not (yet) whole, which may mend itself, and RefusedError when
         it is whole and not what it should be: foreign, forged, or of a newer version.
@@ -193,8 +197,12 @@ class Sealer:
         if codec not in ("raw", "zlib"):
             raise RefusedError(what, path=path, why=f"unknown codec {codec!r}")
         expected = self._header(writer, name.kind, name.seq, codec)
-        expected["mac"] = self._mac(writer, expected, payload)
-        self._check_seal(what, path, header.get("mac"), str(expected["mac"]))
+        mac = header.get("mac")
+        if named and self.key and isinstance(mac, str) and _MAC.match(mac):
+            expected["mac"] = mac
+        else:
+            expected["mac"] = self._mac(writer, expected, payload)
+            self._check_seal(what, path, mac, str(expected["mac"]))
         if not body.startswith(_canonical(expected) + b"\n"):
             raise RefusedError(what, path=path, why="its header is not written as it must be")
         return payload if codec == "raw" else _inflate(what, path, payload, _LIMITS[name.kind])
@@ -203,16 +211,20 @@ class Sealer:
         if not self.key:
             return
         if not mac:
-            raise RefusedError(
-                what, path=path, why="not sealed", hint="Give both ends the same key: `syncd init`."
-            )
+            raise RefusedError(what, path=path, why="not sealed", hint=_SAME_KEY)
         if not isinstance(mac, str) or not hmac.compare_digest(mac.encode(), wanted.encode()):
             raise RefusedError(
                 what,
                 path=path,
                 why="the seal does not fit: another key, or it was altered",
-                hint="Give both ends the same key: `syncd init`.",
+                hint=_SAME_KEY,
             )
+
+
+_SAME_KEY = (
+    "If the other end's key is new, give it to this one: "
+    "`syncd init --rotate --key-file` with a copy of its .syncd/key."
+)
 
 
 def _canonical(header: dict[str, object]) -> bytes:

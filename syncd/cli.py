@@ -20,7 +20,7 @@ from cyclopts import App, CycloptsError, Parameter, validators
 
 from protocol.errors import DataError, ExitCode, RunFailedError, UsageError, UserError
 from protocol.paths import Layout
-from protocol.queue import encode_script, parse_command
+from protocol.queue import encode_script, parse_command, readable
 from protocol.states import Result
 from protocol.wire import Role
 
@@ -72,15 +72,17 @@ def _print_json(value: Any) -> None:
         "Examples:\n\n"
         "    syncd init --role controller --remote drive:syncd\n"
         "    syncd init --role worker --remote drive:syncd --key-file key\n"
+        "    syncd init --rotate\n"
     )
 )
 def init(
     *,
     role: Role = Role.CONTROLLER,
-    remote: str,
+    remote: str = "",
     folder: Folder = None,
     key_file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     unsealed: Flag = False,
+    rotate: Flag = False,
     rclone_config: str = "",
 ) -> None:
     """Make a folder one end of a shared folder: its settings, its key, its places.
@@ -98,11 +100,22 @@ def init(
         A controller without one makes it; a worker also takes it from $SYNCD_KEY.
     unsealed
         Do without a key: whoever can write to the remote can then run code on the worker.
+    rotate
+        Replace the key of an end that is at work: by a new one at the controller, which the
+        worker then takes with --key-file. Nothing that was sent before is lost.
     rclone_config
         Another configuration file than rclone's own.
     """
     from syncd.setup import initialise
+    from syncd.setup import rotate as rotate_key
 
+    if rotate:
+        if remote or unsealed or rclone_config:
+            raise UsageError("syncd init", why="--rotate goes with --key-file and --folder alone")
+        print(rotate_key(_layout(folder), key_file=key_file))
+        return
+    if not remote:
+        raise UsageError("syncd init", why="--remote is missing", hint="E.g. drive:syncd.")
     told = initialise(
         Layout((folder or Path()).resolve()),
         role=role,
@@ -144,14 +157,13 @@ def watch(
         Say more.
     """
     from syncd.config import load_settings
+    from syncd.show import LineFormatter
 
     layout = Layout(folder.resolve()) if folder and role and remote else _layout(folder)
     settings = load_settings(layout, {"role": role, "remote": remote})
-    logging.basicConfig(
-        format="%(asctime)s %(message)s",
-        datefmt="%H:%M:%S",
-        level=logging.DEBUG if verbose else logging.INFO,
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(handlers=[handler], level=logging.DEBUG if verbose else logging.INFO)
     if settings.role is Role.WORKER:
         from syncd.worker import Worker
 
@@ -263,7 +275,7 @@ def _append(layout: Layout, line: str, *, wait: bool, json: bool) -> None:
         if json:
             _print_json({"line": line})
         else:
-            print(f"appended {line[:60]}")
+            print(f"appended {readable(line)[:60]}")
     if is_watched(layout) is False:
         _note(f"nothing takes it up: start `syncd watch` in {layout.root}")
     if wait:
@@ -289,13 +301,13 @@ def _wait(layout: Layout, line: str, known: int, *, json: bool) -> None:
         _note(f"its output: syncd logs {name}")
     if view.result is not Result.SUCCESS:
         why = f"{view.result}: {view.cause}".rstrip(": ")
-        raise RunFailedError(view.run_id or line[:60], why=why)
+        raise RunFailedError(view.run_id or readable(line)[:60], why=why)
 
 
 def _step(view: CommandView) -> str:
     told = f" as {view.result}: {view.cause}".rstrip(": ") if view.result else ""
     again = f", attempt {view.attempt}" if view.attempt > 1 and not told else ""
-    return f"{view.run_id or view.line} {view.state}{again}{told}"
+    return f"{view.run_id or readable(view.line)} {view.state}{again}{told}"
 
 
 def _note(text: str) -> None:
@@ -318,21 +330,23 @@ def status(*, folder: Folder = None, json: Json = False) -> None:
         Print commands and the worker's status as JSON.
     """
     from syncd.show import print_status
-    from syncd.view import is_watched, read_commands, read_status
+    from syncd.view import is_watched, read_commands, read_problems, read_status
 
     layout = _layout(folder)
     commands, worker = read_commands(layout), read_status(layout)
+    problems = read_problems(layout)
     watched = is_watched(layout)
     if json:
         _print_json(
             {
                 "commands": [asdict(view) for view in commands],
                 "worker": asdict(worker) if worker else None,
+                "problems": problems,
                 "watched": watched,
             }
         )
     else:
-        print_status(commands, worker)
+        print_status(commands, worker, problems)
         if watched is False:
             _note(f"No `syncd watch` runs in {layout.root}: what is shown may be old.")
 
@@ -373,28 +387,32 @@ def logs(
 @app.command(
     help_epilogue=(
         "Examples:\n\n    syncd results\n    syncd results gate\n"
-        "    syncd results gate.0004.7f3a --json\n"
+        "    syncd results gate.0004.7f3a --json\n    syncd results 4\n"
     )
 )
 def results(run: str = "", /, *, folder: Folder = None, json: Json = False) -> None:
-    """Show the results of the runs.
+    """Show the results of the runs, or what became of one: each attempt, and why it ended.
 
     Parameters
     ----------
     run
-        Only the runs of this stage, or this run, with all that it reported.
+        Only the runs of this stage; or one run, by its id or its command's number, with every
+        attempt, its last lines and all that it reported, also before it has ended.
     folder
         The shared folder's end here.
     json
         Print them as JSON.
     """
     from protocol.results import Results
-    from syncd.show import print_results
+    from syncd.account import read_account
+    from syncd.show import print_account, print_record, print_results
 
     layout = _layout(folder)
     found = Results.load(layout.results)
-    chosen = [r for r in found.runs.values() if run in ("", r.stage, r.run_id)]
-    if run and not chosen:
+    account = read_account(layout, run) if run else None
+    name = account.command.run_id if account else run
+    chosen = [r for r in found.runs.values() if name in ("", r.stage, r.run_id)]
+    if run and not chosen and account is None:
         raise DataError(
             f"show run {run}",
             path=layout.results,
@@ -402,9 +420,17 @@ def results(run: str = "", /, *, folder: Folder = None, json: Json = False) -> N
             hint="`syncd results` lists them.",
         )
     if json:
-        _print_json({r.run_id: r.to_json() for r in chosen})
+        shown = {r.run_id: r.to_json() for r in chosen}
+        if account:
+            shown[name] = shown.get(name, {}) | {"account": asdict(account)}
+        _print_json(shown)
+        return
+    if account:
+        print_account(account)
     else:
-        print_results(chosen, detailed=run in found.runs)
+        print_results(chosen)
+    for record in chosen if name in found.runs else ():
+        print_record(record)
 
 
 @app.command(

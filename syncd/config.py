@@ -2,7 +2,8 @@
 
 Each setting comes from, in this order: a flag, the environment (`SYNCD_<NAME>`), `syncd.toml` in
 the shared folder, the default. The key is a file of its own, `.syncd/key`, readable by its owner
-alone; it is one line that also names the folder, so that it is all that the other end needs.
+alone; its line also names the folder, so that it is all that the other end needs. During a rotation
+a second line holds the key that the first one replaces.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ class Settings:
 
     `remote` is what rclone calls a remote and a path ("drive:syncd"), or a local folder;
     `rclone_config` another configuration file than rclone's own; `stages` are the only ones that
-    this worker runs (empty: all) and `shell` whether it runs sh: lines; `bwlimit` is rclone's
+    this worker runs (empty: all) and `shell` whether it runs sh: lines; `unsealed_lines` lets the
+    controller read a plain queue.txt in the remote's root, and the worker run what stood there:
+    both must; `bwlimit` is rclone's
     ("1M", "off" when empty); `poll` is how often, in seconds, the remote is looked at while
     something goes on.
     """
@@ -47,6 +50,7 @@ class Settings:
     rclone_config: str = ""
     stages: tuple[str, ...] = ()
     shell: bool = True
+    unsealed_lines: bool = False
     bwlimit: str = ""
     poll: float = 0.25
 
@@ -128,11 +132,11 @@ def _convert(name: str, value: Any) -> Any:
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise ValueError(f"stages = {value!r} is not a list of stage names")
         return tuple(canonical_stage(v) for v in value if v)
-    if name == "shell":
+    if name in ("shell", "unsealed_lines"):
         words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
         found = words.get(value.lower()) if isinstance(value, str) else value
         if not isinstance(found, bool):
-            raise ValueError(f"shell = {value!r} is not true or false")
+            raise ValueError(f"{name} = {value!r} is not true or false")
         return found
     if name == "poll":
         return _seconds(value)
@@ -176,10 +180,14 @@ def _toml_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """The secret of one shared folder. Its repr does not show it."""
+    """The secret of one shared folder; `previous` is the one that it replaces, or b"".
+
+    Its repr shows neither.
+    """
 
     folder: str
     secret: bytes = field(repr=False)
+    previous: bytes = field(default=b"", repr=False)
 
     @classmethod
     def new(cls) -> Key:
@@ -187,23 +195,36 @@ class Key:
 
     @classmethod
     def parse(cls, text: str) -> Key:
-        """Read a key's line. Raises ConfigError, which does not repeat it."""
-        match = _KEY.match(text.strip())
-        if not match:
+        """Read a key, of one line or two. Raises ConfigError, which does not repeat it."""
+        found = [_KEY.match(word) for word in text.split()]
+        whole = [match for match in found if match is not None]
+        folders = {match["folder"] for match in whole}
+        different = {match["secret"] for match in whole}
+        if len(found) not in (1, 2) or len(different) != len(found) or len(folders) != 1:
             raise ConfigError(
                 "read the key",
                 why="it is not a key of ours",
-                hint="Copy the whole line of .syncd/key from the other end.",
+                hint="Copy the whole of .syncd/key from the other end.",
             )
-        return cls(match["folder"], base64.urlsafe_b64decode(match["secret"]))
+        secret, *previous = [base64.urlsafe_b64decode(match["secret"]) for match in whole]
+        return cls(folders.pop(), secret, *previous)
 
-    def line(self) -> str:
-        return f"syncd1.{self.folder}.{base64.urlsafe_b64encode(self.secret).decode()}"
+    def rotated(self) -> Key:
+        """Return a new key that replaces this one."""
+        return Key(self.folder, secrets.token_bytes(KEY_BYTES), self.secret)
+
+    def text(self) -> str:
+        """Return what `.syncd/key` holds."""
+        lines = (self._line(secret) for secret in (self.secret, self.previous) if secret)
+        return "".join(f"{line}\n" for line in lines)
+
+    def _line(self, secret: bytes) -> str:
+        return f"syncd1.{self.folder}.{base64.urlsafe_b64encode(secret).decode()}"
 
     def save(self, layout: Layout) -> None:
         """Write `.syncd/key`, for its owner alone."""
         make_private(layout)
-        publish_bytes(layout.key, f"{self.line()}\n".encode("ascii"), mode=0o600)
+        publish_bytes(layout.key, self.text().encode("ascii"), mode=0o600)
 
 
 def load_key(layout: Layout, environ: Mapping[str, str] = os.environ) -> Key | None:
@@ -234,6 +255,20 @@ def _parse_key(text: str, origin: str | Path) -> Key:
 def sealer(key: Key | None) -> Sealer:
     """Return what seals and opens this folder's objects."""
     return Sealer(folder=key.folder, key=key.secret) if key else Sealer(folder=UNSEALED_FOLDER)
+
+
+def previous_sealer(key: Key | None) -> Sealer | None:
+    """Return what opens the objects of before a rotation, or None when none is under way."""
+    return Sealer(folder=key.folder, key=key.previous) if key and key.previous else None
+
+
+def drop_previous(layout: Layout, key: Key) -> bool:
+    """Take the previous key out of `.syncd/key`; return whether it was there beside `key`."""
+    kept = read_key(layout.key) if layout.key.exists() else None
+    if kept != key or not key.previous:
+        return False
+    replace(key, previous=b"").save(layout)
+    return True
 
 
 def make_private(layout: Layout) -> None:

@@ -4,7 +4,6 @@ and what the worker sends into the files of `in/`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import sys
@@ -20,7 +19,6 @@ from protocol.messages import (
     Append,
     Content,
     DropFile,
-    Grant,
     Journal,
     Message,
     PutFile,
@@ -30,15 +28,13 @@ from protocol.messages import (
     StatusReport,
 )
 from protocol.names import SHELL_STAGE, RunId, safe_relative, suggest
-from protocol.publish import make_dirs, publish_bytes
+from protocol.publish import make_dirs, publish_bytes, publish_json
 from protocol.queue import (
     MAX_QUEUE_BYTES,
     QueueLine,
     RunCommand,
     ShellCommand,
     identity,
-    parse_queue,
-    scan,
 )
 from protocol.schema import decode
 from protocol.status import Status, render_status
@@ -46,7 +42,10 @@ from protocol.wire import Role, Writer
 from syncd.daemon import Daemon, Loop
 from syncd.delivery.files import RemoteFiles, checked_path, is_growing
 from syncd.delivery.payload import ServedFolder, read_stages
+from syncd.delivery.receipt import check
 from syncd.delivery.streams import Joins
+from syncd.queue_scan import QueueScan
+from syncd.rclone.remote import NotFound
 from syncd.records import JournalFile, ResultsFile
 from syncd.stages import schedule
 
@@ -55,6 +54,12 @@ log = logging.getLogger("syncd")
 STATUS_SECONDS = 15.0
 DEBOUNCE_SECONDS = 0.2
 SERVE_SCAN_SECONDS = 10.0
+PLAIN_QUEUE = "queue.txt"
+PLAIN_SECONDS = 10.0
+ROTATING = (
+    "the key is being rotated: give the worker a copy of .syncd/key "
+    "(`syncd init --rotate --key-file COPY` there), and let both ends run"
+)
 NO_PAYLOAD = schedule.Payload(0)
 
 
@@ -87,24 +92,42 @@ class Controller(Daemon):
         self.journal = JournalFile(self.state, self.layout.journal)
         self.results = ResultsFile(self.state, self.layout.results)
         self.serve_loop = Loop("serve", self._scan_serve, lambda: SERVE_SCAN_SECONDS)
-        self._digest = b""
-        self._unchanged_since = time.monotonic()
-        self._counted = False  # whether all that the file says was numbered
+        self.queue = QueueScan(self.state, "queue")
+        self.plain_queue = QueueScan(self.state, "plain queue")
+        self.plain_loop = Loop("plain queue", self._scan_plain_queue, lambda: PLAIN_SECONDS)
         self._status_written = 0.0
+        self._told: list[str] | None = None
 
     def recovered(self) -> None:
         self.results.publish()
-        if self.state.get("queue") is None:
-            # A controller without a memory: lines that an earlier one numbered are not new.
-            rows = self.state.rows("SELECT message FROM commands")
-            lines = (decode(QueuedCommand, json.loads(text)).line for (text,) in rows)
-            self.state.put("queue", dict(Counter(identity(line) for line in lines)))
+        if not self.queue.has_begun():
+            self._begin()
+
+    def _begin(self) -> None:
+        """Go on where an earlier controller left off, if there was one.
+
+        Raises DataError when what it sent is not to be had: numbers would be given twice.
+        """
+        if unread := self.link.peers.unread():
+            raise DataError(
+                "number commands",
+                path=self.settings.remote,
+                why=f"what {unread[-1]} sent, and a worker has read, is not there any more",
+                hint="Restore .syncd/ or the remote's files; or make both ends anew, on another "
+                "folder of the remote.",
+            )
+        rows = self.state.rows("SELECT message FROM commands")
+        known = [decode(QueuedCommand, json.loads(text)) for (text,) in rows]
+        with self.state.transaction():
+            for found, unsealed in ((self.queue, False), (self.plain_queue, True)):
+                lines = (identity(each.line) for each in known if each.unsealed is unsealed)
+                found.begin(dict(Counter(lines)))
 
     def watched(self) -> list[tuple[Path, Loop]]:
         return [(self.layout.queue, self.main_loop), (self.layout.serve, self.serve_loop)]
 
     def more_loops(self) -> list[Loop]:
-        return [self.serve_loop]
+        return [self.serve_loop, *([self.plain_loop] if self.settings.unsealed_lines else [])]
 
     # Loops
 
@@ -112,9 +135,12 @@ class Controller(Daemon):
         if self.fenced:
             self.stop()
             return
-        if self._scan_queue():
-            self._served()
-        self._write_status()
+        try:
+            if self._take_lines(self.queue, self._read_queue()):
+                self._served()
+            self._write_status()
+        finally:
+            self._write_problems()  # which tell why rounds fail
 
     def _scan_serve(self) -> None:
         """Note changes of serve/ that no command has asked for yet."""
@@ -128,6 +154,7 @@ class Controller(Daemon):
         self.bulk_loop.wake.set()
 
     def bulk(self) -> None:
+        self.joins.retry()
         if self.served.pending():
             self.served.upload()
             self.push_loop.wake.set()
@@ -140,31 +167,32 @@ class Controller(Daemon):
 
     # The queue
 
-    def _scan_queue(self) -> bool:
-        """Number the new lines of the queue; return whether there were any."""
-        data = self._read_queue()
-        digest = hashlib.sha256(data).digest()
-        now = time.monotonic()
-        if digest != self._digest:
-            self._digest, self._unchanged_since = digest, now
-            self._counted = False
-        elif self._counted:
-            return False
-        last = self.state.get("queue", {})
-        decision = scan(last, parse_queue(data), unchanged_for=now - self._unchanged_since)
-        if not decision.new and decision.counts == last:
-            self._counted = not decision.settling
+    def _take_lines(self, found: QueueScan, data: bytes, *, unsealed: bool = False) -> bool:
+        """Number the new lines of a queue; return whether there were any."""
+        decision = found.look(data)
+        if decision is None:
             return False
         # Looked at once for all of them, and before the transaction: the thread that scans serve/
         # locks it first and the state then, so the other way round both would wait for ever.
         payload = self._payload() if any(_is_run(line) for line in decision.new) else NO_PAYLOAD
         with self.state.transaction():
             for line in decision.new:
-                self._number(line, payload)
-            self.state.put("queue", dict(decision.counts))
-        # Only now: a scan that failed is tried again though the file stays as it is.
-        self._counted = not decision.settling
+                self._number(line, payload, unsealed=unsealed)
+            found.keep(decision)
+        found.done(decision)
         return bool(decision.new)
+
+    def _scan_plain_queue(self) -> None:
+        """Take the lines that someone without a key has written in the remote's root.
+
+        A remote that does not show the file now says nothing of its lines.
+        """
+        try:
+            data = self.remote.read(PLAIN_QUEUE, limit=MAX_QUEUE_BYTES)
+        except NotFound:
+            return
+        if self._take_lines(self.plain_queue, data, unsealed=True):
+            self._served()
 
     def _read_queue(self) -> bytes:
         path = self.layout.queue
@@ -182,7 +210,7 @@ class Controller(Daemon):
         except OSError as error:
             raise ConfigError("read the queue", path=path, why=str(error)) from error
 
-    def _number(self, line: QueueLine, payload: schedule.Payload) -> None:
+    def _number(self, line: QueueLine, payload: schedule.Payload, *, unsealed: bool) -> None:
         """Give a new line its number, with the payload that it must not run without."""
         row = self.state.row("SELECT COALESCE(MAX(number), 0) + 1 FROM commands")
         number = int(row[0]) if row else 1
@@ -196,10 +224,12 @@ class Controller(Daemon):
             run_id=self._run_id(number, line),
             snapshot=order,
             error=error,
+            unsealed=unsealed,
         )
         self.state.run("INSERT INTO commands VALUES (?, ?)", number, json.dumps(asdict(message)))
         (log.warning if error else log.info)(
-            "queue line %d is command %d: %s%s",
+            "%squeue line %d is command %d: %s%s",
+            "unsealed " if unsealed else "",
             line.number,
             number,
             line.text[:60],
@@ -225,7 +255,7 @@ class Controller(Daemon):
     # What goes out
 
     def collect(self, seq: int, budget: int) -> list[Message]:
-        messages: list[Message] = [*self._new_grant(), *self._new_commands(budget)]
+        messages: list[Message] = [*self._new_commands(budget)]
         budget -= sum(len(m.line) for m in messages if isinstance(m, QueuedCommand))
         return messages + (self.served.collect(budget) if budget > 0 else [])
 
@@ -233,19 +263,10 @@ class Controller(Daemon):
         self.served.pack_up(self.journal.payloads_in_use())
 
     def restate(self) -> list[Message]:
-        granted = self.state.get("granted")
-        grants = [Grant(writer=granted)] if granted else []
-        return [*grants, *self.served.restate(), *self._commands_after(0, sys.maxsize)]
+        return [*self.served.restate(), *self._commands_after(0, sys.maxsize)]
 
     def kept_objects(self) -> set[str]:
         return self.contents.objects()
-
-    def _new_grant(self) -> list[Message]:
-        peer = self.link.peer()
-        if peer is None or self.state.get("granted") == str(peer):
-            return []
-        self.state.put("granted", str(peer))
-        return [Grant(writer=str(peer))]
 
     def _new_commands(self, budget: int) -> list[QueuedCommand]:
         found = self._commands_after(int(self.state.get("commands_sent", 0)), budget)
@@ -267,6 +288,7 @@ class Controller(Daemon):
     # What arrives
 
     def apply(self, writer: Writer, message: Message) -> None:
+        check(message)
         if writer.role is Role.CONTROLLER:
             self._inherit(message)
         elif isinstance(message, Append):
@@ -318,6 +340,17 @@ class Controller(Daemon):
             log.info("%s %s%s%s", record.line[:60], record.state, told, why)
 
     # Status
+
+    def _write_problems(self) -> None:
+        """Say what is wrong at this end, where `syncd status` finds it, when that has changed."""
+        found = [*self.problems.values(), *self.refusals()]
+        if self.link.keys.previous is not None:
+            found.append(ROTATING)
+        for kept in (self.joins.problems, self.files.problems, self.served.problems):
+            found += [f"{path}: {why}" for path, why in kept.items()]
+        if found != self._told:
+            publish_json(self.layout.problems, found, mode=0o600)
+            self._told = found
 
     def _keep_status(self, message: StatusReport) -> None:
         self.state.put("status", dict(message.status))

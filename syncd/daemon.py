@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -23,12 +24,20 @@ from protocol.messages import Message
 from protocol.paths import Layout
 from protocol.publish import make_dirs, remove_leftovers
 from protocol.wire import Writer
-from syncd.config import Settings, load_key, make_private, sealer
+from syncd.config import (
+    Settings,
+    drop_previous,
+    load_key,
+    make_private,
+    previous_sealer,
+    sealer,
+)
 from syncd.delivery.contents import Contents
-from syncd.delivery.link import FencedError, Link
+from syncd.delivery.link import Link
+from syncd.delivery.peers import FencedError
 from syncd.platform import exclusive_lock
 from syncd.rclone.rcd import Rclone
-from syncd.rclone.remote import RcloneRemote, Transient
+from syncd.rclone.remote import RcloneRemote, Remote, Transient
 from syncd.state import State
 from syncd.watch import Watcher
 
@@ -56,18 +65,21 @@ class Loop:
 class Daemon(ABC):
     """One end's daemon. Subclasses say what is sent, what is done with what arrives, and more."""
 
-    def __init__(self, layout: Layout, settings: Settings) -> None:
+    def __init__(self, layout: Layout, settings: Settings, *, remote: Remote | None = None) -> None:
+        """`remote` stands for the one that the settings name, which rclone reaches."""
         self.layout = layout
         self.settings = settings
+        self._given_remote = remote
         self.problems: dict[str, str] = {}
         self.fenced: FencedError | None = None
         self._stopping = threading.Event()
         self._active = time.monotonic()
-        self._discovered = 0.0
+        self._discovered = -math.inf
+        self._look = threading.Event()
         self._hosted: Path | None = None
         self.push_loop = Loop("push", self._push, lambda: 1.0)
         self.pull_loop = Loop("pull", self._pull, self._poll_interval)
-        self.bulk_loop = Loop("bulk", self.bulk, lambda: 2.0)
+        self.bulk_loop = Loop("bulk", self._bulk, lambda: 2.0)
         self.main_loop = Loop("main", self.tick, self.tick_interval)
 
     # For subclasses
@@ -138,7 +150,7 @@ class Daemon(ABC):
             stack.enter_context(
                 exclusive_lock(self.layout.private / "lock", "start syncd watch in this folder")
             )
-            self._open(stack)
+            self.open(stack)
             threads = self._start_threads(stack)
             while not self._stopping.wait(1.0):
                 pass
@@ -150,7 +162,8 @@ class Daemon(ABC):
         if self.fenced:
             raise self.fenced
 
-    def _open(self, stack: contextlib.ExitStack) -> None:
+    def open(self, stack: contextlib.ExitStack) -> None:
+        """Open everything, and start no thread yet. `stack` closes it."""
         private = self.layout.private
         folders = {name: private / name for name in ("content", "payload", "scratch", "rclone")}
         for folder in (self.layout.inbox, *folders.values(), folders["content"] / "files"):
@@ -158,15 +171,12 @@ class Daemon(ABC):
         make_dirs(folders["content"] / "payload", mode=0o700)
         for leftover in folders["scratch"].iterdir():
             leftover.unlink()
-        remove_leftovers(self.layout.inbox)
+        for folder in (self.layout.inbox, private):
+            remove_leftovers(folder)
         self.state = State(private / "state.db")
         stack.callback(self.state.close)
-        config = Path(self.settings.rclone_config) if self.settings.rclone_config else None
-        self.rclone = stack.enter_context(
-            Rclone(folders["rclone"], config=config, bwlimit=self.settings.bwlimit)
-        )
-        self.remote = RcloneRemote(self.rclone, self.settings.remote)
-        key = load_key(self.layout)
+        self.remote = self._given_remote or self._reached_by_rclone(folders["rclone"], stack)
+        self._key = key = load_key(self.layout)
         if key is None:
             log.warning("NOT SEALED: no key; whoever can write to the remote can run code.")
         self.sealed = key is not None
@@ -174,6 +184,7 @@ class Daemon(ABC):
             remote=self.remote,
             state=self.state,
             sealer=sealer(key),
+            previous=previous_sealer(key),
             role=self.settings.role,
             scratch=folders["scratch"],
             outgoing=self,
@@ -188,6 +199,11 @@ class Daemon(ABC):
         self.recovered()
         log.info("%s %s, remote %s", self.settings.role, self.link.writer, self.settings.remote)
 
+    def _reached_by_rclone(self, folder: Path, stack: contextlib.ExitStack) -> Remote:
+        config = Path(self.settings.rclone_config) if self.settings.rclone_config else None
+        rclone = Rclone(folder, config=config, bwlimit=self.settings.bwlimit)
+        return RcloneRemote(stack.enter_context(rclone), self.settings.remote)
+
     def _reach(self) -> None:
         """Open the link. A remote that cannot be reached is waited for by an end that is new; one
         that has been at work goes on with what it has, and its loops try again."""
@@ -199,11 +215,11 @@ class Daemon(ABC):
                 return
             except FencedError as error:
                 # The loops start all the same: there may be stages to be stopped.
-                self.fenced = error
+                self.fence(error)
                 return
             except Transient as error:
                 log.warning("%s", error)
-                if self.state.get("writer"):
+                if self.link.joined:
                     return
                 failures += 1
                 if self._stopping.wait(min(0.5 * 2**failures, MAX_PAUSE_SECONDS)):
@@ -257,11 +273,22 @@ class Daemon(ABC):
 
     # Loops
 
+    def fence(self, error: FencedError) -> None:
+        """Take note that a newer incarnation of this end has taken over."""
+        if self.fenced is None:
+            log.error("%s", error)
+        self.fenced = error
+        self.main_loop.wake.set()
+
+    def step(self, loop: Loop) -> None:
+        """Do one round of a loop; what goes wrong in it becomes a problem."""
+        with self._guarded(loop):
+            loop.round()
+
     def _work(self, loop: Loop) -> None:
         while not self._stopping.is_set():
             loop.wake.clear()
-            with self._guarded(loop):
-                loop.round()
+            self.step(loop)
             pause = loop.interval()
             if loop.failures:
                 self._stopping.wait(min(0.5 * 2**loop.failures, MAX_PAUSE_SECONDS))
@@ -274,9 +301,7 @@ class Daemon(ABC):
         try:
             yield
         except FencedError as error:
-            self.fenced = error
-            log.error("%s", error)
-            self.main_loop.wake.set()
+            self.fence(error)
         except UserError as error:
             self._note_failure(loop, key, str(error))
         except OSError as error:
@@ -301,9 +326,35 @@ class Daemon(ABC):
             self._active = time.monotonic()
             self._stopping.wait(GATHER_SECONDS)
 
+    def _bulk(self) -> None:
+        self.bulk()
+        self._end_rotation()
+
+    def _end_rotation(self) -> None:
+        """Drop the previous key once nothing that is still needed is sealed by it."""
+        keys, key = self.link.keys, self._key
+        if key is None or not key.previous:
+            return
+        if keys.previous is not None:
+            if not self.link.is_rotated():
+                return
+            keys.retire()
+            log.info("the new key is in use at both ends: what the old one seals is refused")
+        if drop_previous(self.layout, key):
+            log.info("took the old key out of %s", self.layout.key)
+        self._key = replace(key, previous=b"")
+
+    def look_for_writers(self) -> None:
+        """Have the next round of the pull loop, which comes at once, look for new writers."""
+        self._look.set()
+        self.pull_loop.wake.set()
+
     def _pull(self) -> None:
-        if time.monotonic() - self._discovered > DISCOVER_SECONDS or self.link.peer() is None:
-            self.link.discover()
+        due = time.monotonic() - self._discovered > DISCOVER_SECONDS
+        if due or self._look.is_set() or self.link.peers.newest() is None:
+            thorough = self._look.is_set()
+            self._look.clear()
+            self.link.discover(thorough=thorough)
             self._discovered = time.monotonic()
         if self.link.pull():
             self._active = time.monotonic()
@@ -319,5 +370,6 @@ class Daemon(ABC):
 
     def refusals(self) -> list[str]:
         """Say what was refused of what arrived."""
-        refused = list(self.link.refused.values())
-        return [f"{len(refused)} objects were refused; the last: {refused[-1]}"] if refused else []
+        refused = self.link.refusals
+        told = f"{refused.count} objects were refused; the last: {refused.last}"
+        return [told] if refused.count else []

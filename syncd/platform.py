@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 from protocol.errors import BusyError
 
+# psutil is imported where it is used: a supervisor is started for each attempt, and needs none.
+
 _DEATH_SIGNAL_LAUNCHER = Path(__file__).with_name("die_with_parent.py")
-_ZOMBIE_STATES = frozenset({"Z", "X", "x", psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+_ZOMBIE_STATES = frozenset({"Z", "X", "x", "zombie", "dead"})  # of /proc, of psutil
 
 
 @cache
@@ -110,7 +110,8 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
     """Hold a lock on the file `path`, made when missing, until the block, or the process, ends.
 
     Such locks do not cross a network or a synced folder. Raises BusyError, saying that `what` was
-    being done, when another process, or another holder in this one, has the lock.
+    being done, when another process, or another holder in this one, has the lock; the holder's
+    process id stands in the file, for people.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
     try:
@@ -119,9 +120,11 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
                 raise
-            raise BusyError(
-                what, path=path, why="another process holds the lock", hint="Stop that one first."
-            ) from error
+            why = f"{_holder(fd)} holds the lock"
+            raise BusyError(what, path=path, why=why, hint="Stop that one first.") from error
+        with contextlib.suppress(OSError):  # a full disk
+            os.ftruncate(fd, 0)
+            os.write(fd, b"%d\n" % os.getpid())
         yield
     finally:
         os.close(fd)
@@ -129,6 +132,8 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
 
 def filesystem_type(path: Path) -> str:
     """Return the type of the file system that holds `path` ("ext4", "fuse.rclone"), or ""."""
+    import psutil
+
     at = os.path.realpath(path)
     best, kind = "", ""
     # all=True: network and FUSE mounts are not "physical devices". The last mount on a point wins.
@@ -141,18 +146,21 @@ def filesystem_type(path: Path) -> str:
 
 def _state_and_start(pid: int) -> tuple[str, str] | None:
     """Return a process's state (a letter or psutil's word) and its start, or None."""
-    try:
-        if sys.platform == "linux":
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-            # The second field, the name in brackets, may hold blanks and brackets itself.
-            fields = stat[stat.rindex(b")") + 1 :].split()
-            found = fields[0].decode("ascii"), fields[19].decode("ascii")
-        else:
+    if sys.platform != "linux":
+        import psutil
+
+        try:
             process = psutil.Process(pid)
-            found = process.status(), repr(process.create_time())
-    except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+            return process.status(), repr(process.create_time())
+        except psutil.NoSuchProcess:
+            return None
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
         return None
-    return found
+    # The second field, the name in brackets, may hold blanks and brackets itself.
+    fields = stat[stat.rindex(b")") + 1 :].split()
+    return fields[0].decode("ascii"), fields[19].decode("ascii")
 
 
 def _open_pidfd(pid: int) -> int | None:
@@ -173,6 +181,14 @@ def _send(pid: int, pidfd: int | None, sig: int) -> None:
         signal.pidfd_send_signal(pidfd, sig)
     else:
         os.kill(pid, sig)
+
+
+def _holder(fd: int) -> str:
+    """Return who holds a lock by the word of its file: a hint, since a child may hold it, too."""
+    pid = b""
+    with contextlib.suppress(OSError):  # Windows keeps the bytes that are locked to their holder
+        pid = os.read(fd, 32).strip()
+    return f"process {pid.decode()}" if pid.isdigit() else "another process"
 
 
 def _lock(fd: int) -> None:

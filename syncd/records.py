@@ -6,16 +6,24 @@ the same records, which tells apart those that are new, and lets a damaged file 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
+import os
 import time
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from pathlib import Path
 
 from protocol.errors import DataError
 from protocol.journal import JournalRecord, advance, fold, parse_journal, parse_record
-from protocol.publish import append_durable, publish_bytes, rename_durable
+from protocol.publish import (
+    append_durable,
+    fsync_dir,
+    make_durable,
+    publish_bytes,
+    rename_durable,
+)
 from protocol.results import Results, RunRecord
 from protocol.schema import decode
 from protocol.states import State as CommandState
@@ -79,6 +87,8 @@ class JournalFile:
             _set_aside(self._path, why)
         if data != kept:
             publish_bytes(self._path, kept)
+        elif kept:
+            make_durable(self._path)
         self._load()
 
     def _text(self) -> bytes:
@@ -143,19 +153,6 @@ class JournalFile:
     def place(self, record: JournalRecord) -> int:
         """Return where a record stands."""
         row = self._state.row("SELECT place FROM journal WHERE key = ?", json.dumps(record.key))
-        return int(row[0]) if row else 0
-
-    def attempts(self, number: int, worker: str) -> int:
-        """How many attempts of a command a worker started."""
-        # Keys are JSON lists that begin with the number, so these are a range of the index.
-        row = self._state.row(
-            "SELECT COUNT(*) FROM journal WHERE key >= ? AND key < ?"
-            " AND json_extract(key, '$[1]') = ? AND json_extract(key, '$[3]') = ?",
-            f"[{number},",
-            f"[{number}-",
-            CommandState.STARTED,
-            worker,
-        )
         return int(row[0]) if row else 0
 
 
@@ -223,9 +220,14 @@ class ResultsFile:
 def _set_aside(path: Path, why: str) -> None:
     """Move a file that someone changed out of the way, under a name that nothing has."""
     if not path.exists():
+        fsync_dir(path.parent)  # who moved it away may have been killed before this
         return
     stem = f"{path.name}.edited-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
     names = itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
     aside = next(a for a in map(path.with_name, names) if not a.exists())
+    # Not every editor makes durable what it writes. What cannot be opened is moved all the same.
+    if path.is_file():
+        with contextlib.suppress(OSError), open(path, "r+b") as edited:
+            os.fsync(edited.fileno())
     rename_durable(path, aside)
     log.warning("%s was changed by hand (%s): kept as %s, written anew", path, why, aside.name)

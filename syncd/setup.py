@@ -88,11 +88,83 @@ def _check_same(layout: Layout, known: Settings, settings: Settings, key: Key | 
             "Make another folder an end, or take along what is on that remote: stop `syncd watch`, "
             f"`rclone copy {known.remote} {settings.remote}`, set remote in {layout.settings}."
         )
-    elif key != load_key(layout):
+    elif not _same(key, load_key(layout)):
         why = "it has been at work with another key, or with none"
-        hint = f"Make the {settings.role}'s end in another folder."
+        hint = (
+            f"If the other end has a new key, add --rotate; else make the {settings.role}'s end "
+            "in another folder."
+        )
     if why:
         raise UsageError("syncd init", path=layout.root, why=why, hint=hint)
+
+
+def _same(key: Key | None, other: Key | None) -> bool:
+    """Whether two keys seal alike."""
+    return (key and (key.folder, key.secret)) == (other and (other.folder, other.secret))
+
+
+def rotate(layout: Layout, *, key_file: Path | None = None) -> str:
+    """Put a new key in the place of this end's; return what to tell the user.
+
+    The controller makes it; with `key_file`, as at the worker, it is taken from there. The key
+    before stays beside it, to open what is older, until the daemon takes it out. Raises UsageError
+    where there is nothing to rotate, and for a key that cannot follow this one.
+    """
+    role = load_settings(layout, {}).role
+    if os.environ.get("SYNCD_KEY"):
+        raise UsageError(
+            _ROTATE,
+            why="$SYNCD_KEY is set, and goes before .syncd/key",
+            hint="Put what the controller's .syncd/key holds there, both lines, or unset it.",
+        )
+    current = load_key(layout)
+    if current is None:
+        raise UsageError(_ROTATE, path=layout.key, why="there is no key", hint="Run `syncd init`.")
+    key = _next_key(layout, role, current, key_file)
+    key.save(layout)
+    lines = [f"{layout.key} has the new key; the one before only opens what is older"]
+    if role is Role.CONTROLLER and key_file is None:
+        lines.append("next: restart `syncd watch` here, and give the worker a copy of that file:")
+        lines.append("`syncd init --rotate --key-file COPY` there, and restart its `syncd watch`")
+    else:
+        lines.append("next: restart `syncd watch`")
+    return "\n".join(lines)
+
+
+_ROTATE = "syncd init --rotate"
+
+
+def _next_key(layout: Layout, role: Role, current: Key, key_file: Path | None) -> Key:
+    if key_file is not None:
+        return _given_key(layout, current, _read(key_file))
+    if role is Role.WORKER:
+        raise UsageError(
+            _ROTATE,
+            why="it is the controller that makes a new key",
+            hint="Rotate it there, and give a copy of its .syncd/key with --key-file.",
+        )
+    if current.previous:
+        raise UsageError(
+            _ROTATE,
+            path=layout.key,
+            why="a rotation is under way: it holds two keys",
+            hint="It is over once the worker has the new one and both ends run.",
+        )
+    return current.rotated()
+
+
+def _given_key(layout: Layout, current: Key, given: Key) -> Key:
+    """Return what to keep of a key that another end has made."""
+    why = hint = ""
+    if given.folder != current.folder:
+        why, hint = "it is the key of another shared folder", "Copy the key of this one."
+    elif given.secret == current.previous:
+        why, hint = "it is the key that was replaced", "Copy the newest one."
+    if why:
+        raise UsageError(_ROTATE, path=layout.key, why=why, hint=hint)
+    if given.previous or given.secret == current.secret:
+        return current if given.secret == current.secret else given
+    return replace(given, previous=current.secret)
 
 
 def _check_remote(settings: Settings) -> None:
@@ -145,7 +217,7 @@ def _absolute(remote: str) -> str:
 
 def _key(layout: Layout, role: Role, key_file: Path | None) -> Key:
     if key_file is not None:
-        return Key.parse(sys.stdin.read()) if str(key_file) == "-" else read_key(key_file)
+        return _read(key_file)
     key = load_key(layout)
     if key is not None:
         return key
@@ -157,6 +229,10 @@ def _key(layout: Layout, role: Role, key_file: Path | None) -> Key:
             "or --unsealed at both ends.",
         )
     return Key.new()
+
+
+def _read(key_file: Path) -> Key:
+    return Key.parse(sys.stdin.read()) if str(key_file) == "-" else read_key(key_file)
 
 
 def _told(layout: Layout, settings: Settings, key: Key | None) -> str:

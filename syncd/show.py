@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from protocol.logs import one_line, stamp
+from protocol.queue import readable
 from protocol.results import RunRecord
 from protocol.states import Result, State
 from protocol.status import Status, duration, render_status, shown
+from syncd.account import Account, AttemptView
 from syncd.view import FOLLOW_SECONDS, CommandView, tail
 from syncd.view import follow as follow_log
 
@@ -43,6 +46,14 @@ class _PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+
+class LineFormatter(logging.Formatter):
+    """Writes each message in one line: what others wrote does not reach the terminal as it is."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
 
 
 def plain_console(*, stderr: bool = False) -> Console:
@@ -84,9 +95,13 @@ def _state(state: State, result: Result | None) -> Text:
     return Text(str(state), style="cyan" if state is State.STARTED else "")
 
 
-def print_status(commands: Sequence[CommandView], worker: Status | None) -> None:
-    """Print the newest commands and the worker's status, each command's end once."""
+def print_status(
+    commands: Sequence[CommandView], worker: Status | None, problems: Sequence[str] = ()
+) -> None:
+    """Print this end's problems, the newest commands and the worker's status, each end once."""
     console = plain_console()
+    for problem in problems:
+        console.print(Text(f"PROBLEM at this end: {one_line(problem)}"), soft_wrap=True)
     if len(commands) > COMMANDS_SHOWN:
         console.print(f"({len(commands) - COMMANDS_SHOWN} older commands are not shown)")
     newest = commands[-COMMANDS_SHOWN:]
@@ -109,8 +124,8 @@ def _command_row(view: CommandView) -> list[Text]:
     return [Text(str(view.number)), Text(shown(view.line)), state, Text(one_line(view.cause))]
 
 
-def print_results(runs: Sequence[RunRecord], *, detailed: bool) -> None:
-    """Print a table of runs; with `detailed`, all that each reported."""
+def print_results(runs: Sequence[RunRecord]) -> None:
+    """Print a table of runs."""
     console = plain_console()
     if runs:
         _print_table(
@@ -118,9 +133,40 @@ def print_results(runs: Sequence[RunRecord], *, detailed: bool) -> None:
         )
     else:
         console.print("There are no results yet.")
-    if detailed:
-        for run in runs:
-            console.print_json(data=run.to_json())
+
+
+def print_account(account: Account) -> None:
+    """Print what became of a run: how it is, and each attempt with its end and its last lines."""
+    console, command = plain_console(), account.command
+    head = [Text(f"{command.run_id}  "), _state(command.state, command.result)]
+    why = f"waits for {account.waits_for}" if account.waits_for else one_line(command.cause)
+    console.print(Text().join([*head, Text(f": {why}" if why else "")]), soft_wrap=True)
+    console.print(f"command {command.number}: {readable(command.line)}", soft_wrap=True)
+    for attempt in account.attempts:
+        console.print()
+        console.print(_attempt_line(attempt), soft_wrap=True)
+        for line in attempt.last_lines:
+            console.print(f"    | {line}", soft_wrap=True)
+    console.print()
+
+
+def _attempt_line(attempt: AttemptView) -> Text:
+    told = f"attempt {attempt.attempt} on {attempt.worker}, started {stamp(attempt.started)}"
+    if attempt.ended is not None:
+        took = duration(attempt.ended - attempt.started)
+        told += f", ended {stamp(attempt.ended)} after {took}"
+    line = Text(f"{told}: ")
+    if attempt.result is not None:
+        line.append(_state(State.ENDED, attempt.result))
+    elif not attempt.cause:
+        line.append("no end is on record")
+    cause = one_line(attempt.cause)
+    return line.append(f" ({cause})" if cause and attempt.result is not None else cause)
+
+
+def print_record(run: RunRecord) -> None:
+    """Print all that is on record of a run, what it reported included."""
+    plain_console().print_json(data=run.to_json())
 
 
 def _run_row(run: RunRecord) -> list[Text]:

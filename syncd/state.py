@@ -65,6 +65,11 @@ CREATE TABLE tail_chunks (
 CREATE TABLE joins (
     path TEXT PRIMARY KEY, stream TEXT NOT NULL, read INTEGER NOT NULL, length INTEGER NOT NULL
 );
+-- Segments of growing files that could not be written yet, in order.
+CREATE TABLE parked (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL, stream TEXT NOT NULL,
+    start INTEGER NOT NULL, end INTEGER NOT NULL, data BLOB NOT NULL
+);
 -- The journal's records, and results, by what makes them one. A place is never given twice.
 CREATE TABLE journal (
     place INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, record TEXT NOT NULL

@@ -21,11 +21,13 @@ from protocol.journal import JournalRecord, fold, parse_journal
 from protocol.messages import QueuedCommand
 from protocol.names import canonical_stage, suggest
 from protocol.paths import Layout
+from protocol.publish import fsync_dir
 from protocol.queue import MAX_LINE_BYTES, lines_of
 from protocol.schema import decode, loads
 from protocol.states import Result, State
 from protocol.status import Status
 from syncd.delivery.payload import read_stages
+from syncd.holes import data_from
 
 FOLLOW_SECONDS = 0.1
 
@@ -103,16 +105,21 @@ def _messages(layout: Layout) -> list[QueuedCommand]:
     return [decode(QueuedCommand, json.loads(row[0])) for row in rows]
 
 
-def read_journal(layout: Layout) -> dict[int, JournalRecord]:
-    """Return every command's newest record. A line that is being written is passed over."""
+def read_records(layout: Layout) -> list[JournalRecord]:
+    """Return the journal's records in order. A line that is being written is passed over."""
     try:
         records, _ = parse_journal(layout.journal.read_bytes())
     except FileNotFoundError:
-        return {}
+        return []
     except OSError as error:
         why = error.strerror or str(error)
         raise DataError("read the journal", path=layout.journal, why=why) from error
-    return fold(records)
+    return records
+
+
+def read_journal(layout: Layout) -> dict[int, JournalRecord]:
+    """Return every command's newest record."""
+    return fold(read_records(layout))
 
 
 def read_status(layout: Layout) -> Status | None:
@@ -124,6 +131,19 @@ def read_status(layout: Layout) -> Status | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError("read the status", path=path, why=str(error)) from error
+
+
+def read_problems(layout: Layout) -> list[str]:
+    """Return what the controller's daemon last said is wrong at its end. Raises DataError."""
+    try:
+        found = loads(layout.problems.read_bytes())
+        if not isinstance(found, list):
+            raise ValueError("not a list")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise DataError("read the problems", path=layout.problems, why=str(error)) from error
+    return [str(each) for each in found]
 
 
 def is_watched(layout: Layout) -> bool | None:
@@ -185,6 +205,7 @@ def append_commands(layout: Layout, lines: Sequence[str]) -> None:
             while view:
                 view = view[file.write(view) or 0 :]
             os.fsync(file.fileno())
+        fsync_dir(layout.queue.parent)
     except OSError as error:
         raise ConfigError(
             "append to the queue", path=layout.queue, why=error.strerror or str(error)
@@ -239,7 +260,8 @@ def follow(path: Path, *, lines: int | None) -> Iterator[bytes]:
                 # Asked before the file is read to its end: what is added just before a rotation
                 # is not missed.
                 left = _has_left(file, path)
-                file.seek(min(file.tell(), os.fstat(file.fileno()).st_size))  # it may be cut
+                at = min(file.tell(), os.fstat(file.fileno()).st_size)  # it may be cut
+                file.seek(data_from(file.fileno(), at))
                 while block := file.read(65536):
                     yield block
                 if left:
@@ -299,18 +321,17 @@ def _open_at(path: Path, lines: int | None) -> IO[bytes] | None:
     except OSError as error:
         why = error.strerror or str(error)
         raise DataError("read the log", path=path, why=why) from error
-    if lines is not None:
-        file.seek(_start_of(file, lines))
+    file.seek(data_from(file.fileno(), 0) if lines is None else _start_of(file, lines))
     return file
 
 
 def _start_of(file: IO[bytes], lines: int) -> int:
     """Return where the last `lines` lines begin."""
-    at, data = file.seek(0, os.SEEK_END), b""
+    first, at, data = data_from(file.fileno(), 0), file.seek(0, os.SEEK_END), b""
     if lines == 0:
         return at
-    while at > 0 and data.count(b"\n") <= lines:
-        step = min(65536, at)
+    while at > first and data.count(b"\n") <= lines:
+        step = min(65536, at - first)
         at -= step
         file.seek(at)
         data = file.read(step) + data

@@ -10,30 +10,35 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from protocol.journal import JournalRecord
 from protocol.messages import (
     Content,
     DropFile,
-    Grant,
     Journal,
     Message,
     PutFile,
     QueuedCommand,
     RunEnded,
     Snapshot,
+    StatusReport,
 )
-from protocol.publish import make_dirs
+from protocol.publish import make_dirs, publish_json
 from protocol.wire import Role, Writer
 from syncd.daemon import Daemon, Loop
 from syncd.delivery.files import LocalFiles, RemoteFiles
 from syncd.delivery.outgoing import WorkerOutgoing
 from syncd.delivery.payload import PayloadStore
+from syncd.delivery.peers import FencedError
+from syncd.delivery.receipt import check
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
+from syncd.last_heard import LastHeard
 from syncd.records import JournalFile, ResultsFile
 from syncd.stages import schedule
+from syncd.stages.attempt_files import read_file
 from syncd.stages.runner import Runner
 from syncd.worker_status import WorkerStatus
 
@@ -41,6 +46,16 @@ log = logging.getLogger("syncd")
 
 FENCE_PATIENCE_SECONDS = 60.0
 IDLE_TICK_SECONDS = 2.0
+# A main loop that did no round for so long was suspended, with the machine or by a signal.
+SUSPENDED_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fence:
+    """That another worker, `by`, has taken over, and when it was found out."""
+
+    by: str
+    time: float
 
 
 class Worker(Daemon):
@@ -50,16 +65,21 @@ class Worker(Daemon):
 
     def setup(self) -> None:
         root = self.layout.root
-        for folder in (self.layout.artifacts, self.layout.store, self.layout.runs):
+        for folder in (self.layout.artifacts, self.layout.store):
             make_dirs(folder)
+        make_dirs(self.layout.runs, mode=0o700)
         self.local = LocalFiles(self.state, root, self.contents)
         self.inherited = RemoteFiles(self.state, root, self.contents, wanted=lambda path: True)
         self.payloads = PayloadStore(
             self.state, root, self.layout.private / "payload", self.payload_contents
         )
         self._restored = False
+        self._claims: dict[int, int] = {}
+        self._ticked = time.monotonic()
+        self._awake = True
         self.journal = JournalFile(self.state, self.layout.journal)
         self.results = ResultsFile(self.state, self.layout.results)
+        self.last_heard = LastHeard(self.state)
         self.outgoing = WorkerOutgoing(
             layout=self.layout,
             state=self.state,
@@ -74,7 +94,9 @@ class Worker(Daemon):
     def recovered(self) -> None:
         self.results.publish()
         policy = schedule.Policy(
-            stages=frozenset(self.settings.stages) or None, shell=self.settings.shell
+            stages=frozenset(self.settings.stages) or None,
+            shell=self.settings.shell,
+            unsealed_lines=self.settings.unsealed_lines,
         )
         worker = str(self.link.writer)
         self.status = WorkerStatus(self.layout, worker=worker, sealed=self.sealed)
@@ -86,8 +108,11 @@ class Worker(Daemon):
             payloads=self.payloads,
             policy=policy,
             worker=worker,
-            is_said=self.outgoing.is_said,
+            is_published=self._is_published,
+            doubtful=self._doubtful(),
+            why_gone=self.last_heard.cause,
         )
+        self._read_fence()
 
     def watched(self) -> list[tuple[Path, Loop]]:
         return [
@@ -104,8 +129,7 @@ class Worker(Daemon):
             self._give_way()
             return
         try:
-            # Nothing is started on a half-recovered disk: checkpoints come first.
-            if self._restored or not self.inherited.missing():
+            if self._may_start():
                 self.runner.round()
         finally:
             self._write_status()  # which tells why rounds fail
@@ -114,9 +138,63 @@ class Worker(Daemon):
         if self.runner.plan.actions:
             self.main_loop.wake.set()
 
+    def _may_start(self) -> bool:
+        """Whether this worker knows enough to start anything."""
+        now = time.monotonic()
+        if now - self._ticked > SUSPENDED_SECONDS:
+            self._awake = False  # it may have been replaced meanwhile
+            self.look_for_writers()
+        self._ticked = now
+        # Nothing is started on a half-recovered disk: checkpoints come first.
+        recovered = self._restored or not self.inherited.missing()
+        return self._awake and recovered
+
+    def _pull(self) -> None:
+        try:
+            super()._pull()
+        finally:
+            self._awake = True
+
+    def _doubtful(self) -> int:
+        """Up to which command a predecessor may have run some that cannot be read here.
+
+        Settled when this worker began: it had read by then all that there was to be read.
+        """
+        if self.state.get("doubtful") is None:
+            row = self.state.row("SELECT COALESCE(MAX(number), 0) FROM commands")
+            self.state.put("doubtful", int(row[0]) if row and self.link.peers.unread() else 0)
+        return int(self.state.get("doubtful"))
+
+    def _is_published(self, record: JournalRecord) -> bool:
+        """Whether a claim is on the remote, and no successor was when it was looked for then."""
+        if not self.outgoing.is_said(record):
+            return False
+        pack = self._claims.setdefault(record.number, self.link.last_seq())
+        if not self.link.confirmed(pack):
+            self.look_for_writers()
+            return False
+        return True
+
     def tick_interval(self) -> float:
         # With nothing that runs or waits, whatever there is to be done comes with a wake.
         return super().tick_interval() if self.runner.is_busy() else IDLE_TICK_SECONDS
+
+    def fence(self, error: FencedError) -> None:
+        """Also for the supervisors: they end their stages, whatever becomes of this daemon."""
+        if not self.layout.fence.exists():
+            fence = Fence(by=str(error.by), time=time.time())
+            publish_json(self.layout.fence, asdict(fence), mode=0o600)
+        super().fence(error)
+
+    def _read_fence(self) -> None:
+        """A worker that was fenced stays so, also while it cannot reach its remote."""
+        fence = read_file(self.layout.fence, Fence)
+        by = Writer.parse(fence.by) if fence else None
+        if by is not None and by > self.link.writer:
+            super().fence(FencedError(self.link.writer, by))
+        else:
+            # Left by an earlier incarnation in this very folder; supervisors go by its presence.
+            self.layout.fence.unlink(missing_ok=True)
 
     def _give_way(self) -> None:
         deadline = time.monotonic() + FENCE_PATIENCE_SECONDS
@@ -150,8 +228,9 @@ class Worker(Daemon):
     # What arrives
 
     def apply(self, writer: Writer, message: Message) -> None:
+        check(message)
         if writer.role is Role.WORKER:
-            self._inherit(message)
+            self._inherit(writer, message)
         elif isinstance(message, QueuedCommand):
             self.state.run(
                 "INSERT OR IGNORE INTO commands VALUES (?, ?)",
@@ -161,14 +240,12 @@ class Worker(Daemon):
         elif isinstance(message, Content | Snapshot):
             # Before the link is open there is no runner, but the journal is already there.
             self.payloads.apply(message, self.journal.payloads_in_use())
-        elif isinstance(message, Grant):
-            self.state.put("granted", message.writer)
 
     def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
         if writer.role is Role.WORKER:
             self.inherited.keep_only({m.path for m in messages if isinstance(m, PutFile)})
 
-    def _inherit(self, message: Message) -> None:
+    def _inherit(self, writer: Writer, message: Message) -> None:
         """Take over what a predecessor on another disk had come to."""
         if isinstance(message, Journal):
             self.journal.add(message.record)
@@ -176,6 +253,8 @@ class Worker(Daemon):
             self.results.add(message.record)
         elif isinstance(message, Content | PutFile | DropFile):
             self.inherited.apply(message)
+        elif isinstance(message, StatusReport):
+            self.last_heard.note(writer, message.status)
 
     # What goes out
 
@@ -189,7 +268,7 @@ class Worker(Daemon):
         self.outgoing.pack_up(acked)
 
     def restate(self) -> list[Message]:
-        return self.outgoing.restate()
+        return [*self.outgoing.restate(), *self.status.restate()]
 
     def kept_objects(self) -> set[str]:
         return self.outgoing.kept_objects()
@@ -200,7 +279,7 @@ class Worker(Daemon):
 
     def _all_problems(self) -> list[str]:
         found = [*self.problems.values(), *self.runner.problems.values(), *self.refusals()]
-        for kept in (self.local.problems, self.inherited.problems):
+        for kept in (self.outgoing.problems(), self.local.problems, self.inherited.problems):
             found += [f"{path}: {why}" for path, why in kept.items()]
         missing = len(self.inherited.missing())
         if missing and not self._restored:

@@ -90,6 +90,10 @@ class WorkerStatus:
         self._sent = (news, time.monotonic())
         return [StatusReport(status=asdict(self._status))]
 
+    def restate(self) -> list[StatusReport]:
+        """Return the status as it is, whether it is news or not."""
+        return [] if self._status is None else [StatusReport(status=asdict(self._status))]
+
     def _running(self, runner: Runner, entry: Entry) -> RunningLine:
         return RunningLine(
             run_id=entry.run_id,

@@ -14,11 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from ends import Ends
 from places import Place
-from servers import SERVERS, WebdavServer
+from servers import SERVERS, Server, WebdavServer
 
 from syncd.rclone.rcd import Rclone
 from syncd.rclone.remote import RcloneRemote
 
+# Both ends over these are for the long form.
+OTHERS = [name for name in SERVERS if name != "webdav"]
 # A shell that puts the tests in the background ignores these, and so would every process of theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -27,9 +29,16 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 @pytest.fixture
 def webdav(tmp_path: Path) -> Iterator[WebdavServer]:
     """A running `rclone serve webdav` of an empty folder, with a password."""
-    root = tmp_path / "webdav"
-    root.mkdir()
-    server = WebdavServer(root)
+    server = WebdavServer(tmp_path / "webdav")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A running server of each kind in turn."""
+    server = SERVERS[request.param](tmp_path / "server")
     server.start()
     yield server
     server.kill()
@@ -55,15 +64,15 @@ def place(
     request: pytest.FixtureRequest, tmp_path: Path, rclone: Rclone, rclone_config: Path
 ) -> Iterator[Place]:
     """An empty remote of each kind in turn."""
-    root = tmp_path / "remote"
-    root.mkdir()
     if request.param == "local":
+        root = tmp_path / "remote"
+        root.mkdir()
         yield Place(RcloneRemote(rclone, str(root)), rclone, root, None)
         return
-    server = SERVERS[request.param](root)
+    server = SERVERS[request.param](tmp_path / "server")
     server.start()
     rclone_config.write_text(server.section("there"))
-    yield Place(RcloneRemote(rclone, "there:"), rclone, root, server)
+    yield Place(RcloneRemote(rclone, server.fs("there")), rclone, server.root, server)
     server.kill()
 
 
@@ -81,20 +90,21 @@ def make_file(tmp_path: Path) -> Callable[[str, bytes], Path]:
     return make
 
 
-@pytest.fixture(params=["local", *SERVERS])
+@pytest.fixture(
+    params=["local", "webdav", *(pytest.param(s, marks=pytest.mark.long) for s in OTHERS)]
+)
 def ends(request: pytest.FixtureRequest, tmp_path: Path, rclone_config: Path) -> Iterator[Ends]:
     """Both ends over each kind of remote in turn, no daemon started yet."""
-    root = tmp_path / "remote"
-    root.mkdir()
     if request.param == "local":
-        both = Ends(tmp_path, str(root))
+        (tmp_path / "remote").mkdir()
+        both = Ends(tmp_path, str(tmp_path / "remote"))
         yield both
         both.close()
         return
-    server = SERVERS[request.param](root)
+    server = SERVERS[request.param](tmp_path / "server")
     server.start()
     rclone_config.write_text(server.section("there"))
-    both = Ends(tmp_path, "there:", rclone_config=str(rclone_config))
+    both = Ends(tmp_path, server.fs("there"), rclone_config=str(rclone_config))
     yield both
     both.close()
     server.kill()

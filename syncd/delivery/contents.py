@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -77,7 +78,9 @@ class Contents:
     def pieces(self, sha256: str) -> tuple[Piece, ...]:
         """Where a content lies on the remote; empty when it lies in no chunk."""
         row = self._state.row("SELECT pieces FROM contents WHERE sha256 = ?", sha256)
-        return tuple(decode(Piece, value) for value in json.loads(row[0])) if row else ()
+        values = json.loads(row[0]) if row else ()
+        # Many contents lie in one chunk: its name is kept once.
+        return tuple(decode(Piece, {**v, "object": sys.intern(v["object"])}) for v in values)
 
     def upload(self, path: Path, sha256: str, size: int) -> None:
         """Bring a file's first `size` bytes to the remote as chunks, unless they are there.
@@ -124,11 +127,13 @@ class Contents:
                         )
         said = self._state.rows("SELECT sha256, LENGTH(data) FROM blobs WHERE owner = ?", SAID)
         group: list[tuple[str, int]] = []
+        total = 0
         for sha256, length in said:
-            if group and sum(size for _, size in group) + int(length) > CHUNK_BYTES:
+            if group and total + int(length) > CHUNK_BYTES:
                 self._join(group)
-                group = []
+                group, total = [], 0
             group.append((str(sha256), int(length)))
+            total += int(length)
         if group:
             self._join(group)
 
@@ -161,24 +166,28 @@ class Contents:
         rows = self._state.rows("SELECT pieces FROM contents")
         return {value["object"] for (text,) in rows for value in json.loads(text)}
 
-    def place(self, sha256: str, target: Path, *, mode: int) -> None:
-        """Publish a content as a file, fetching it if it is not here.
+    def place(self, sha256: str, target: Path, *, mode: int, size: int) -> None:
+        """Publish a content of `size` bytes as a file, fetching it if it is not here.
 
         Raises RemoteError when it cannot be fetched, DataError when it is nowhere or not whole.
         """
-        with publishing(target, mode=mode | 0o600) as file:
-            self._copy(sha256, file, target)
-        target.chmod(mode & 0o777 | 0o600)
+        with publishing(target, mode=0o600) as file:
+            self._copy(sha256, file, target, size)
+            if sys.platform != "win32":  # there any file that can be written has one mode
+                os.fchmod(file.fileno(), mode & 0o777 | 0o600)
 
-    def write(self, sha256: str, target: Path, *, mode: int) -> None:
+    def write(self, sha256: str, target: Path, *, mode: int, size: int) -> None:
         """Like `place`, but neither atomic nor durable: for a folder that is published whole."""
         with open(target, "wb") as file:
-            self._copy(sha256, file, target)
+            self._copy(sha256, file, target, size)
         target.chmod(mode & 0o777 | 0o600)
 
-    def _copy(self, sha256: str, file: IO[bytes], target: Path) -> None:
+    def _copy(self, sha256: str, file: IO[bytes], target: Path, size: int) -> None:
         digest = hashlib.sha256()
         for block in self._blocks(sha256):
+            size -= len(block)
+            if size < 0:  # there was room for as many as were announced
+                raise DataError("fetch a file", path=target, why="it is larger than announced")
             digest.update(block)
             file.write(block)
         if digest.hexdigest() != sha256:

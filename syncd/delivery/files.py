@@ -19,7 +19,7 @@ from protocol.errors import DataError, RefusedError
 from protocol.logs import one_line
 from protocol.messages import Content, DropFile, Message, PutFile
 from protocol.names import safe_relative
-from protocol.publish import fsync_dir, make_dirs
+from protocol.publish import make_dirs, remove_leftovers
 from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
 from syncd.rclone.remote import NotFound
 from syncd.state import State
@@ -47,7 +47,18 @@ def checked_path(path: str) -> str:
     return path
 
 
-@dataclass(frozen=True, kw_only=True)
+def inside(root: Path, path: str) -> Path:
+    """Return where a file of a shared folder lies. Raises RefusedError when a link leads elsewhere.
+
+    Of what is there already nothing is trusted: a stage, or a person, may have made the link.
+    """
+    target = root / path
+    if target.parent.resolve() != (root.resolve() / path).parent:
+        raise RefusedError(f"place {path!r}", why="a folder of it is a link")
+    return target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
     """A regular file, as a walk found it.
 
@@ -313,13 +324,6 @@ class RemoteFiles:
         ):
             self._contents.forget(sha256)
 
-    def _inside(self, path: str) -> Path:
-        """Return where a file lies. Raises RefusedError when a link leads elsewhere."""
-        target = self._root / path
-        if target.parent.resolve() != (self._root.resolve() / path).parent:
-            raise RefusedError("place a file", path=target, why="a folder of it is a link")
-        return target
-
     def paths(self) -> list[str]:
         """Paths of all files that are known."""
         return [path for (path,) in self._state.rows("SELECT path FROM remote_files")]
@@ -359,12 +363,12 @@ class RemoteFiles:
         return not self.missing()
 
     def _place(self, path: str, size: int, mode: int, sha256: str) -> None:
-        target = self._inside(path)
+        target = inside(self._root, path)
         if not self._contents.room_for(size):
             raise DataError("receive a file", path=target, why="the disk is full")
         make_dirs(target.parent)
-        self._contents.place(sha256, target, mode=mode)
-        fsync_dir(target.parent)
+        remove_leftovers(target.parent, of=target.name)  # of a fetch that was killed
+        self._contents.place(sha256, target, mode=mode, size=size)
 
 
 _MISSING = "SELECT path FROM remote_files WHERE here = 0 ORDER BY size"

@@ -29,7 +29,10 @@ from protocol.messages import (
     encode_messages,
 )
 from protocol.publish import temporary_beside
-from protocol.wire import Kind, ObjectName, Role, Sealer, Writer
+from protocol.wire import MAX_CHUNK_BYTES, Kind, ObjectName, Role, Sealer, Writer
+from syncd.delivery.keyring import Keyring
+from syncd.delivery.peers import Peers
+from syncd.delivery.refusals import Refusals
 from syncd.rclone.remote import NotFound, Remote
 from syncd.state import State
 
@@ -76,10 +79,6 @@ class Incoming(Protocol):
         """Forget what a writer said earlier and its state, which follows, does not repeat."""
 
 
-class FencedError(RefusedError):
-    """A newer incarnation of this end has taken over."""
-
-
 class Link:
     """The connection of one end to the remote. `push` and `pull` may run in two threads."""
 
@@ -93,17 +92,21 @@ class Link:
         scratch: Path,
         outgoing: Outgoing,
         incoming: Incoming,
+        previous: Sealer | None = None,
     ) -> None:
+        """`previous` opens what was sealed before the key was rotated."""
         self.remote = remote
         self.state = state
-        self.sealer = sealer
+        self.peers = Peers(state, role)
+        self.keys = Keyring(state, sealer, previous)
         self.role = role
         self.scratch = scratch
         self.outgoing = outgoing
         self.incoming = incoming
-        self.refused: dict[str, str] = {}
+        self.refusals = Refusals()
         self._ack_due: float | None = None
         self._chunk_lock = threading.Lock()
+        self._unchallenged = 0
 
     @property
     def writer(self) -> Writer:
@@ -116,23 +119,53 @@ class Link:
     # Joining
 
     def open(self) -> None:
-        """Find this end's identity, or take a new one after reading what its predecessors left.
+        """Find this end's identity, or take a new one after reading all that there is.
 
         Raises FencedError when a newer incarnation is at work already.
         """
         if self.state.get("writer") is None:
             self._read_predecessors()
-            newest = max((w.epoch for w in self._known(self.role)), default=0)
-            writer = Writer(newest + 1, secrets.token_hex(4), self.role)
+            # The other end may have heard some whose objects are not to be read any more.
+            while self._pull_role(self.role.peer):
+                pass
+            writer = Writer(self.peers.next_epoch(), secrets.token_hex(4), self.role)
             with self.state.transaction():
                 self.state.put("writer", str(writer))
                 self.state.put("seq", 0)
                 self.state.put("chunk_seq", 0)
+                self.state.put("joined", False)
+                # What predecessors left may be sealed by an earlier key.
+                if self.keys.previous is None or not self.peers.known(self.role):
+                    self.keys.note_own()
         elif int(self.state.get("seq")) > 0 and not self._names(self.writer):
             # The remote is another one, or was emptied: what was said there has to be said again,
             # all at once, or the other end would wait for the first pack for ever.
             self.state.put("state_seq", int(self.state.get("seq")) - STATE_PACKS)
         self.discover()
+        if not self.joined:
+            self._join()
+
+    @property
+    def joined(self) -> bool:
+        """Whether this end has made itself known, and read its predecessors to their end."""
+        return bool(self.state.get("joined", False))
+
+    def _join(self) -> None:
+        """Say hello, and read once more what predecessors sent before they could have seen it.
+
+        What such a one does only once it is on the remote and no successor is (an `sh:` is
+        spawned), is then either known here, or is not done there.
+        """
+        if int(self.state.get("seq")) == 0:
+            with self.state.transaction():
+                self._enclose([self._hello()])
+        self._send_packs()
+        said = self.peers.inherits()
+        self._read_predecessors()
+        with self.state.transaction():
+            if self.peers.inherits() != said:
+                self._enclose([self._hello()])
+            self.state.put("joined", True)
 
     def _read_predecessors(self) -> None:
         """Apply everything that earlier incarnations of this end wrote."""
@@ -140,89 +173,89 @@ class Link:
         while self._pull_role(self.role):
             pass
 
-    def _known(self, role: Role) -> list[Writer]:
-        """Writers of a role that said a valid hello, oldest first."""
-        found = [Writer.parse(row[0]) for row in self.state.rows("SELECT writer FROM peers")]
-        return sorted(w for w in found if w is not None and w.role is role)
+    def discover(self, *, thorough: bool = True) -> None:
+        """Look for writers that are new. Raises FencedError when one of our role supersedes us.
 
-    def discover(self) -> None:
-        """Look for writers that are new. Raises FencedError when one of our role supersedes us."""
+        Unless it is `thorough`, folders where nobody has said hello for long are looked into now
+        and then only.
+        """
         known = {row[0] for row in self.state.rows("SELECT writer FROM peers")}
         own = self.state.get("writer")
+        sent = self._sent()
+        clear = True
         for entry in self.remote.list(""):
             writer = Writer.parse(entry.name) if entry.is_dir else None
             if writer is None or entry.name in known or entry.name == own:
                 continue
+            if not (thorough or self.refusals.is_due(entry.name)):
+                clear = False
+                continue
             hello = self._hello_of(writer)
             if hello is not None:
-                self._admit(writer, hello)
-        own_writer = Writer.parse(own) if own else None
-        newer = [w for w in self._known(self.role) if own_writer and w > own_writer]
-        if newer:
-            raise FencedError(
-                f"{self.role} {own}",
-                why=f"{newer[-1]} has taken over this folder",
-                hint="Stop the other one and remove .syncd/ here to take it back.",
-            )
+                self.refusals.forget(entry.name)
+                self.peers.admit(writer, hello)
+                continue
+            self.refusals.postpone(entry.name)
+            if self._may_say_hello(writer):
+                clear = False
+        self.peers.check_fence()
+        if clear:
+            self._unchallenged = sent
+
+    def confirmed(self, seq: int) -> bool:
+        """Whether pack `seq` is on the remote, and no successor was, seen after it was there.
+
+        It is `discover` that looks.
+        """
+        return self._unchallenged >= seq
+
+    def last_seq(self) -> int:
+        """The number of the newest pack that was made."""
+        return int(self.state.get("seq", 0))
+
+    def _sent(self) -> int:
+        """Up to which pack all are on the remote."""
+        row = self.state.row("SELECT MIN(seq) FROM outbox")
+        return int(row[0]) - 1 if row and row[0] is not None else self.last_seq()
 
     def _hello_of(self, writer: Writer) -> Hello | None:
-        names = sorted(self._names(writer))
-        first = next((n for n in names if n.kind is Kind.STATE), None)
-        for name in [first] if first else [n for n in names if n.kind is Kind.PACK and n.seq == 1]:
+        for name in self._hellos(writer):
             for message in self._read(writer, name) or ():
                 if isinstance(message, Hello):
                     return message
         return None
 
-    def _admit(self, writer: Writer, hello: Hello) -> None:
-        """Count a writer in, and settle how much of each older one of its role counts."""
-        with self.state.transaction():
-            older = [w for w in self._known(writer.role) if w < writer]
-            newer = [w for w in self._known(writer.role) if w > writer]
-            last = None
-            for successor in newer[:1]:
-                last = int(self.state.get(f"inherits {successor}", {}).get(str(writer), 0))
-            self.state.put(f"inherits {writer}", dict(hello.inherits))
-            self.state.run(
-                "INSERT OR REPLACE INTO peers (writer, next, last) VALUES (?, 1, ?)",
-                str(writer),
-                last,
-            )
-            for predecessor in older[-1:]:
-                counted = int(hello.inherits.get(str(predecessor), 0))
-                self.state.run(
-                    "UPDATE peers SET last = ? WHERE writer = ?", counted, str(predecessor)
-                )
+    def _hellos(self, writer: Writer) -> list[ObjectName]:
+        """The objects of a writer that begin with its hello, if they are its own: states first."""
+        names = self._names(writer)
+        found = [n for n in names if n.kind is Kind.STATE or (n.kind is Kind.PACK and n.seq == 1)]
+        return sorted(found, key=lambda name: name.kind, reverse=True)
 
-    def inherits(self) -> dict[str, int]:
-        """Up to which pack each predecessor of this end was read."""
-        rows = self.state.rows("SELECT writer, next FROM peers")
-        read = {str(w): int(n) - 1 for w, n in rows}
-        return {str(w): read[str(w)] for w in self._known(self.role)}
-
-    def peer(self) -> Writer | None:
-        """The incarnation of the other end that counts, or None when none was seen."""
-        known = self._known(self.role.peer)
-        return known[-1] if known else None
+    def _may_say_hello(self, writer: Writer) -> bool:
+        """Whether a writer has an object that could be its hello, and was not refused."""
+        paths = (f"{writer}/{name}" for name in self._hellos(writer))
+        return not all(self.refusals.is_refused(path) for path in paths)
 
     # Reading
 
     def pull(self) -> bool:
-        """Read and apply what is new from the other end; return whether anything was."""
-        return self._pull_role(self.role.peer)
+        """Read and apply what is new from the other end; return whether anything was.
+
+        Raises FencedError when the other end has heard a newer incarnation of this one.
+        """
+        applied = self._pull_role(self.role.peer)
+        self.peers.check_fence()
+        return applied
 
     def _pull_role(self, role: Role) -> bool:
         applied = False
-        for writer in self._known(role):
-            row = self.state.row("SELECT next, last FROM peers WHERE writer = ?", str(writer))
-            assert row is not None
-            following, last = int(row[0]), row[1]
+        for writer in self.peers.known(role):
+            following, last = self.peers.cursor(writer)
             if last is not None and following > last:
                 continue
             applied |= self._pull_writer(writer, following, last)
-            row = self.state.row("SELECT next, last FROM peers WHERE writer = ?", str(writer))
-            assert row is not None
-            if row[1] is not None and int(row[0]) <= int(row[1]):
+            following, last = self.peers.cursor(writer)
+            if last is not None and following <= last:
                 break  # a successor's packs come after all that counts of this one
         return applied
 
@@ -232,17 +265,30 @@ class Link:
         for name in names:
             if name.kind is Kind.PACK:
                 packs.setdefault(name.seq, []).append(name)
-        applied = False
+        following, first = self._apply_packs(writer, packs, following, last), following
+        if self.peers.has_more_before(writer):
+            return following > first  # more of its predecessor counts, it said, and comes first
         for state in sorted((n for n in names if n.kind is Kind.STATE), reverse=True):
-            # A state stands for every pack up to its number; only a reader behind needs it.
-            behind = state.seq >= following and following not in packs
-            if behind and self._apply_state(writer, state):
-                following, applied = state.seq + 1, True
+            # A state stands for every pack up to its number; only a reader behind needs it, for a
+            # pack that is gone, or cannot be told from what someone has put in its place.
+            if state.seq < following or (last is not None and following > last):
+                break
+            if self._apply_state(writer, state):
+                following = self._apply_packs(writer, packs, state.seq + 1, last)
+                break
+        return following > first
+
+    def _apply_packs(
+        self, writer: Writer, packs: dict[int, list[ObjectName]], following: int, last: int | None
+    ) -> int:
+        """Apply packs in order from `following` on; return the number of the one to follow."""
         while following in packs and (last is None or following <= last):
             if not self._apply(writer, packs[following], following):
                 break
-            following, applied = following + 1, True
-        return applied
+            following += 1
+            if self.peers.has_more_before(writer):
+                break
+        return following
 
     def _names(self, writer: Writer) -> list[ObjectName]:
         """The objects in a writer's folder that have their full length."""
@@ -261,24 +307,25 @@ class Link:
             with self.state.transaction():
                 for message in messages:
                     self._take(writer, message)
-                self._move_on(writer, seq + 1)
+                self.peers.move_on(writer, seq + 1)
             if any(message.type not in ("ack", "status") for message in messages):
                 self._ack_due = self._ack_due or time.monotonic() + ACK_SECONDS
             return True
         return False
 
-    def _move_on(self, writer: Writer, following: int) -> None:
-        self.state.run("UPDATE peers SET next = ? WHERE writer = ?", following, str(writer))
-
     def _take(self, writer: Writer, message: Message) -> None:
-        if not isinstance(message, Ack):
+        if isinstance(message, Hello):
+            self.peers.settle(writer, message)
+        elif not isinstance(message, Ack):
             try:
                 self.incoming.apply(writer, message)
             except RefusedError as error:
                 # One bad message must not keep the good ones after it away for ever.
-                self.refused[f"{writer} {message.type} {error.what}"] = str(error)
+                self.refusals.refuse(f"{writer} {message.type} {error}", str(error))
         elif message.writer == self.state.get("writer"):
             self.state.put("acked_by_peer", max(message.seq, self.acked()))
+        else:
+            self.peers.witness(message)
 
     def acked(self) -> int:
         """Up to which of our packs the other end has applied them."""
@@ -292,28 +339,47 @@ class Link:
         with self.state.transaction():
             self.incoming.restart(writer, messages)
         for message in messages:
-            if isinstance(message, Append) and message.pieces:
-                blob = b"".join(self.read_pieces(message.pieces))
-                message = replace(message, pieces=(), blob=blob)
+            try:
+                message = self._filled(message)
+            except RefusedError as error:
+                self.refusals.refuse(f"{writer} {message.type} {error}", str(error))
+                continue
             with self.state.transaction():
                 self._take(writer, message)
-        self._move_on(writer, name.seq + 1)
+        self.peers.move_on(writer, name.seq + 1)
         self._ack_due = self._ack_due or time.monotonic() + ACK_SECONDS
         return True
+
+    def _filled(self, message: Message) -> Message:
+        """Return a message of a state with the bytes that its pieces name."""
+        if not isinstance(message, Append) or not message.pieces:
+            return message
+        length = sum(piece.length for piece in message.pieces)
+        if length > MAX_CHUNK_BYTES or length != message.end - message.start:
+            raise RefusedError(f"append to {message.path[:120]!r}", why="its pieces do not add up")
+        return replace(message, pieces=(), blob=b"".join(self.read_pieces(message.pieces)))
 
     def _read(self, writer: Writer, name: ObjectName) -> list[Message] | None:
         """Read one object; None when it is not whole yet, gone, or refused (which is counted)."""
         path = f"{writer}/{name}"
+        if not self.refusals.is_due(path):
+            return None
         try:
             body = self.remote.read(path, limit=name.length)
-            return decode_messages(self.sealer.open(writer, name, body))
-        except (NotFound, DataError):
+            messages = decode_messages(self.keys.open(writer, name, body))
+        except NotFound:
             return None
-        except (RefusedError, ValueError) as error:
-            if path not in self.refused:
-                log.warning("%s", error)
-            self.refused[path] = str(error)
+        except DataError:
+            self.refusals.postpone(path)
             return None
+        except RefusedError as error:
+            self.refusals.refuse(path, str(error))
+            return None
+        except ValueError as error:
+            self.refusals.refuse(path, f"open an object: {path}: {error}")
+            return None
+        self.refusals.forget(path)
+        return messages
 
     # Writing
 
@@ -321,43 +387,45 @@ class Link:
         """Send one pack of what is new; return whether there was anything to send."""
         if not self.state.row("SELECT 1 FROM outbox") and not self._make_pack():
             return False
+        self._send_packs()
+        return True
+
+    def _send_packs(self) -> None:
         for seq, name, body in self.state.rows("SELECT seq, name, body FROM outbox ORDER BY seq"):
             self._upload(name, body)
             self.state.run("DELETE FROM outbox WHERE seq = ?", seq)
-        return True
 
     def _make_pack(self) -> bool:
         with self.state.transaction():
-            seq = int(self.state.get("seq")) + 1
-            messages = self.outgoing.collect(seq, PACK_BUDGET)
-            if seq == 1:
-                messages.insert(0, self._hello())
+            messages = self.outgoing.collect(self.last_seq() + 1, PACK_BUDGET)
             messages += self._acks(forced=bool(messages))
-            if not messages:
-                return False
-            payload = encode_messages(messages)
-            name, body = self.sealer.seal(self.writer, Kind.PACK, seq, payload)
-            self.state.put("seq", seq)
-            self.state.run("INSERT INTO outbox VALUES (?, ?, ?)", seq, str(name), body)
-        return True
+            if messages:
+                self._enclose(messages)
+        return bool(messages)
+
+    def _enclose(self, messages: Sequence[Message]) -> None:
+        """Make the next pack of these, inside a transaction."""
+        seq = self.last_seq() + 1
+        name, body = self.keys.sealer.seal(self.writer, Kind.PACK, seq, encode_messages(messages))
+        self.state.put("seq", seq)
+        self.state.run("INSERT INTO outbox VALUES (?, ?, ?)", seq, str(name), body)
 
     def _hello(self) -> Hello:
         return Hello(
             host=socket.gethostname(),
             version=version("syncd"),
             time=time.time(),
-            inherits=self.inherits(),
+            inherits=self.peers.inherits(),
         )
 
     def _acks(self, *, forced: bool) -> list[Message]:
         """Acknowledge what was applied: along with other messages, or a little later alone."""
         due = self._ack_due is not None and time.monotonic() >= self._ack_due
-        writer = self.peer()
+        writer = self.peers.newest()
         if writer is None or not (forced or due):
             return []
         self._ack_due = None
-        row = self.state.row("SELECT next FROM peers WHERE writer = ?", str(writer))
-        seq = int(row[0]) - 1 if row else 0
+        seq = self.peers.cursor(writer)[0] - 1
         if [str(writer), seq] == self.state.get("acked"):
             return []
         self.state.put("acked", [str(writer), seq])
@@ -383,24 +451,32 @@ class Link:
 
         Call it from the thread that puts chunks. Returns whether there was enough to do it for.
         """
-        if int(self.state.get("seq")) - int(self.state.get("state_seq", 0)) < STATE_PACKS:
+        reseal = not self.keys.own_is_new() and self._may_sweep()
+        packs = int(self.state.get("seq")) - int(self.state.get("state_seq", 0))
+        if packs < STATE_PACKS and not reseal:
             return False
         self.outgoing.pack_up(self.acked())
         with self.state.transaction():
             if self.state.row("SELECT 1 FROM outbox"):
                 return False  # a pack is on its way: later
             seq = int(self.state.get("seq"))
-            payload = encode_messages([self._hello(), *self.outgoing.restate()])
-        name, body = self.sealer.seal(self.writer, Kind.STATE, seq, payload)
+            acked = self.state.get("acked")
+            acks = [Ack(writer=acked[0], seq=acked[1])] if acked else []
+            payload = encode_messages([self._hello(), *acks, *self.outgoing.restate()])
+        name, body = self.keys.sealer.seal(self.writer, Kind.STATE, seq, payload)
         self._upload(str(name), body)
         self.state.put("state_seq", seq)
         log.debug("state %d of %d bytes", seq, len(body))
         self._sweep(self.writer, seq, keep=str(name))
-        # A predecessor's folder is needed until the other end has read it, which it does first.
-        if self.acked() > 0:
-            for older in self._known(self.role):
+        if self._may_sweep():
+            for older in self.peers.known(self.role):
                 self._sweep(older, None, keep="")
+            self.keys.note_own()
         return True
+
+    def _may_sweep(self) -> bool:
+        """Whether nobody needs the folders of predecessors: the other end reads them first."""
+        return self.acked() > 0 or not self.peers.known(self.role)
 
     def _sweep(self, writer: Writer, seq: int | None, keep: str) -> None:
         """Delete objects that a state of ours stands for: packs and states up to `seq`, chunks."""
@@ -416,6 +492,38 @@ class Link:
         if not left and writer != self.writer:
             self.remote.delete_folder(str(writer))
 
+    def is_rotated(self) -> bool:
+        """Whether nothing that anyone still needs is sealed by the previous key.
+
+        That is so when this end's own objects are not, the other end has said hello by the new
+        key, and has taken over what its predecessors left.
+        """
+        peer, new = self.peers.newest(), self.keys.sealer
+        if peer is None:
+            return self.keys.own_is_new()
+        if new not in (self._sealed_by(peer, name) for name in self._hellos(peer)):
+            return False
+        left = (
+            self._sealed_by(writer, name)
+            for writer in self.peers.known(peer.role)
+            if writer != peer
+            for name in self._names(writer)
+            if name.kind is not Kind.CHUNK
+        )
+        return self.keys.own_is_new() and self.keys.previous not in left
+
+    def _sealed_by(self, writer: Writer, name: ObjectName) -> Sealer | None:
+        """Return which of the keys opens an object, None for neither. It is read ever more rarely,
+        since that does not change."""
+        path = f"{writer}/{name}"
+        if not self.refusals.is_due(f"key of {path}"):
+            return None
+        self.refusals.postpone(f"key of {path}")
+        try:
+            return self.keys.which(writer, name, self.remote.read(path, limit=name.length))
+        except (NotFound, DataError):
+            return None
+
     # Chunks
 
     def put_chunk(self, payload: bytes, *, compress: bool = False) -> str:
@@ -423,7 +531,7 @@ class Link:
         with self._chunk_lock, self.state.transaction():
             seq = int(self.state.get("chunk_seq")) + 1
             self.state.put("chunk_seq", seq)
-        name, body = self.sealer.seal(self.writer, Kind.CHUNK, seq, payload, compress=compress)
+        name, body = self.keys.sealer.seal(self.writer, Kind.CHUNK, seq, payload, compress=compress)
         self._upload(str(name), body)
         return f"{self.writer}/{name}"
 
@@ -445,4 +553,4 @@ class Link:
         writer, name = Writer.parse(folder), ObjectName.parse(file)
         if writer is None or name is None or name.kind is not Kind.CHUNK:
             raise RefusedError("read a chunk", path=path[:200], why="not the name of a chunk")
-        return self.sealer.open(writer, name, self.remote.read(path, limit=name.length))
+        return self.keys.open_named(writer, name, self.remote.read(path, limit=name.length))

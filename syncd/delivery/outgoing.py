@@ -10,6 +10,7 @@ Logs first, then results and the journal, then the status, then files. Two rules
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -19,8 +20,10 @@ from protocol.messages import Append, Journal, Message, RunEnded
 from protocol.paths import Layout
 from protocol.states import State as CommandState
 from syncd.delivery.files import LocalFiles
-from syncd.delivery.streams import Tails, is_log
+from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
+from syncd.holes import held
+from syncd.log_parts import LOG_BUDGET, is_log
 from syncd.records import JournalFile, ResultsFile
 from syncd.state import State
 
@@ -89,8 +92,21 @@ class WorkerOutgoing:
 
     def growing(self) -> list[str]:
         """Paths of growing files, logs first."""
-        logs = sorted(path.name for path in self._layout.inbox.glob("*.log"))
-        return [f"in/{name}" for name in logs] + self._local.growing
+        return self._log_paths() + self._local.growing
+
+    def _log_paths(self) -> list[str]:
+        return [f"in/{name}" for name in sorted(p.name for p in self._layout.inbox.glob("*.log"))]
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong with growing files: path → why."""
+        found = self._tails.problems()
+        for path in self._log_paths():
+            with contextlib.suppress(OSError):  # then it is among the files that cannot be read
+                size = held(self._layout.root / path)
+                if size > 2 * LOG_BUDGET:
+                    why = "its file system does not let the beginning of a file be freed"
+                    found[path] = f"holds {size >> 20} MiB, more than its budget: {why}"
+        return found
 
     def unsent(self) -> int:
         """How many bytes were not collected yet."""

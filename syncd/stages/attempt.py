@@ -1,18 +1,8 @@
 """One attempt of one run, from the daemon's side: all that is known of it is in its folder.
 
-    <state>/runs/<run id>/
-        lock                held by the supervisor and by the stage, for as long as either lives
-        attempt-<k>/
-            spec.json       AttemptSpec, by the daemon, before the supervisor is spawned
-            supervisor.json Identity, by the supervisor, before it starts the stage
-            stage.json      StageStart, by the supervisor, before the stage's program runs
-            stop.json       StopRequest, by the daemon, at any time
-            exit.json       ExitRecord, by the supervisor, when nothing of the stage is left
-            supervisor.log  what the supervisor itself has to say: normally nothing
-
-Each file is durable before the next step is taken, and nothing is kept in the daemon's memory: a
-daemon killed anywhere calls the same functions again. `stage.json` is what makes an attempt start
-its command at most once. Linux only (/proc, a subreaper).
+`syncd.stages.attempt_files` says what each file holds. Each is durable before the next step is
+taken, and nothing is kept in the daemon's memory: a daemon killed anywhere calls the same
+functions again. Nothing here waits for a stage. Linux only (/proc, a subreaper).
 """
 
 from __future__ import annotations
@@ -27,35 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from protocol.errors import BusyError, DataError, ExitCode, RunFailedError
-from protocol.publish import make_dirs, publish_json
-from syncd.platform import Identity, boot_id, process_start
+from protocol.errors import BusyError, ExitCode, RunFailedError
+from protocol.publish import make_dirs, make_durable, publish_json
+from syncd.platform import Identity, process_start
 from syncd.stages.attempt_files import (
-    DEFAULT_GRACE,
     EXIT,
+    KEY_VARIABLE,
     LOCK,
-    LOCK_PATIENCE,
     SPEC,
     STAGE,
     STOP,
     SUPERVISOR,
     SUPERVISOR_LOG,
     AttemptSpec,
-    LogFile,
-    StageStart,
     StopRequest,
     read_file,
-    read_spec,
-    take_lock,
 )
-from syncd.stages.causes import ExitRecord, Facts, StopReason, judge
-from syncd.stages.process_tree import descendants, end_processes, marked
+from syncd.stages.causes import ExitRecord, StopReason
+from syncd.stages.orphans import remains
 
 SPAWN_WAIT = 30.0
-# In the environment of each process of an attempt, with the attempt's folder: it finds those that
-# left the process tree while no supervisor was there to adopt them.
-MARK = "SYNCD_SUPERVISED"
-KEY_VARIABLE = "SYNCD_KEY"
 
 
 @dataclass(frozen=True)
@@ -72,7 +53,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Orphaned:
-    """Its supervisor is dead, and these processes of it are not. For `kill_orphan`."""
+    """Its supervisor is dead, and these processes of it are not: `spawn` one that ends them."""
 
     processes: tuple[Identity, ...]
 
@@ -88,15 +69,21 @@ class Ended:
 class Vanished:
     """All of it is dead and nobody recorded its end: killed at once, or the machine restarted.
 
-    `started` says whether its command may have run. If it did not, the attempt can be spawned
-    again; `kill_orphan` records its end in either case.
+    `started` says whether its command may have run. `spawn` records its end then, and starts the
+    command otherwise.
     """
 
     started: bool
-    rebooted: bool
 
 
 Observation: TypeAlias = NeverStarted | Running | Orphaned | Ended | Vanished
+
+
+def was_started(seen: Observation) -> bool:
+    """Whether the command of an attempt may have run, or may do so by itself."""
+    return not isinstance(seen, NeverStarted) and not (
+        isinstance(seen, Vanished) and not seen.started
+    )
 
 
 def attempt_dir(run_dir: Path, attempt: int) -> Path:
@@ -111,7 +98,9 @@ def prepare(run_dir: Path, spec: AttemptSpec) -> Path:
     """
     folder = attempt_dir(Path(os.path.abspath(run_dir)), spec.attempt)
     make_dirs(folder, mode=0o700)
-    if not (folder / SPEC).exists():
+    if (folder / SPEC).exists():
+        make_durable(folder / SPEC)
+    else:
         publish_json(folder / SPEC, spec.to_json(), mode=0o600)
     return folder
 
@@ -119,15 +108,16 @@ def prepare(run_dir: Path, spec: AttemptSpec) -> Path:
 def spawn(folder: Path, *, wait: float = SPAWN_WAIT) -> Observation:
     """Start the supervisor of a prepared attempt; return how the attempt is once that is known.
 
-    Safe to call in any state: an attempt that runs, is orphaned or has ended is left alone, and
-    of two supervisors only one gets the run's lock. After `wait` seconds in which the new
+    Safe to call in any state: an attempt that runs or has ended is left alone, and of two
+    supervisors only one gets the run's lock. The supervisor of an orphan ends what is left of it
+    and records its end; nobody waits for that here. After `wait` seconds in which the new
     supervisor neither reported nor ended, the attempt is returned as it is then.
 
     Raises BusyError when an earlier attempt of the run is still alive, RunFailedError when the
     supervisor failed (`supervisor.log` has its words), OSError when it could not be started.
     """
     now = observe(folder)
-    if isinstance(now, Running | Orphaned | Ended):
+    if isinstance(now, Running | Ended):
         return now
     pid = _spawn_detached(folder)
     deadline = time.monotonic() + wait
@@ -137,7 +127,7 @@ def spawn(folder: Path, *, wait: float = SPAWN_WAIT) -> Observation:
         if exit_code is None and isinstance(now, Running) and now.supervisor.pid == pid:
             break
         if exit_code is not None:
-            if exit_code != 0 and isinstance(now, NeverStarted | Vanished):
+            if exit_code != 0 and not isinstance(now, Running | Ended):
                 _raise_why(folder, exit_code)
             break
         time.sleep(0.005)
@@ -205,7 +195,7 @@ def observe(folder: Path) -> Observation:
     left = remains(folder)
     if left:
         return Orphaned(tuple(left))
-    return Vanished(started=(folder / STAGE).exists(), rebooted=supervisor.boot != boot_id())
+    return Vanished(started=(folder / STAGE).exists())
 
 
 def _reap(supervisor: Identity) -> None:
@@ -219,8 +209,8 @@ def request_stop(folder: Path, reason: StopReason) -> None:
     """Ask for the end of an attempt, durably; the first request on file stays.
 
     In any state: before the supervisor is spawned it keeps the stage from being started, and
-    after the end it does nothing. It does not wait. An orphan is for `kill_orphan`, which takes
-    the request into account. Raises OSError.
+    after the end it does nothing. It does not wait. Of an orphan, `spawn` a supervisor, which
+    takes the request into account. Raises OSError.
     """
     if (folder / EXIT).exists():
         return
@@ -230,90 +220,3 @@ def request_stop(folder: Path, reason: StopReason) -> None:
     supervisor = read_file(folder / SUPERVISOR, Identity)
     if supervisor is not None:
         supervisor.signal(signal.SIGTERM)
-
-
-def stop_requested(folder: Path) -> StopReason | None:
-    """Return the reason of the stop request on file, or None when there is none.
-
-    One that cannot be read is still a request.
-    """
-    try:
-        request = read_file(folder / STOP, StopRequest)
-    except DataError:
-        return StopReason.STOPPED
-    return request.reason if request else None
-
-
-def kill_orphan(folder: Path, grace: float = DEFAULT_GRACE) -> ExitRecord:
-    """End what an attempt without a supervisor left alive, record its end, and return the record.
-
-    Blocks for up to `grace` seconds between SIGTERM and SIGKILL. An attempt that has ended is
-    left alone, and one of which nothing is alive is just recorded.
-
-    Raises BusyError when the supervisor is alive, or when a process survives SIGKILL; OSError.
-    """
-    what = f"end what is left of {folder.name} of run {folder.parent.name}"
-    now = observe(folder)
-    if isinstance(now, Ended):
-        return now.record
-    if isinstance(now, Running):
-        why = f"its supervisor, process {now.supervisor.pid}, is alive"
-        raise BusyError(what, path=folder, why=why, hint="Ask it to stop instead.")
-    had_to_kill = end_processes(lambda: remains(folder) or None, grace, time.sleep)
-    lock = take_lock(folder.parent / LOCK, patience=LOCK_PATIENCE)
-    if lock is None:
-        raise BusyError(what, path=folder.parent / LOCK, why="another process holds the lock")
-    try:
-        done = read_file(folder / EXIT, ExitRecord)
-        return done or record_unseen(folder, had_to_kill=had_to_kill)
-    finally:
-        os.close(lock)
-
-
-def record_unseen(folder: Path, *, had_to_kill: bool = False) -> ExitRecord:
-    """Record the end of an attempt whose supervisor did not; the caller holds the run's lock."""
-    supervisor = read_file(folder / SUPERVISOR, Identity)
-    facts = Facts(
-        started=(folder / STAGE).exists(),
-        rebooted=supervisor is not None and supervisor.boot != boot_id(),
-        stop=stop_requested(folder),
-        had_to_kill=had_to_kill,
-    )
-    record = exit_record(folder, facts)
-    # The record counts, not the log: a spec or a log that cannot be used does not keep it away.
-    with (
-        contextlib.suppress(OSError, DataError),
-        contextlib.closing(LogFile(Path(read_spec(folder).log))) as log,
-    ):
-        log.line(record.log_end().line())
-    publish_json(folder / EXIT, dataclasses.asdict(record), mode=0o600)
-    return record
-
-
-def exit_record(folder: Path, facts: Facts) -> ExitRecord:
-    """Return the record of an attempt that ends now, judged from `facts`."""
-    result, cause = judge(facts)
-    start = read_file(folder / STAGE, StageStart)
-    return ExitRecord(
-        run_id=folder.parent.name,
-        attempt=int(folder.name.rpartition("-")[2]),
-        result=result,
-        cause=cause,
-        exit_code=facts.exit_code,
-        signal=facts.signal,
-        started=start.time if start else None,
-        ended=time.time(),
-    )
-
-
-def remains(folder: Path) -> list[Identity]:
-    """Return the living processes of an attempt, found without its supervisor's help.
-
-    They are the stage's own process, each one whose environment carries the attempt's mark, and
-    all that descend from these. One that did away with both its parents and its environment
-    is not found.
-    """
-    start = read_file(folder / STAGE, StageStart)
-    roots = [start.identity] if start and start.identity.alive() else []
-    roots += marked(f"{MARK}={os.path.abspath(folder)}".encode())
-    return list(dict.fromkeys([*roots, *descendants(roots)]))

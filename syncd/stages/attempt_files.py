@@ -1,10 +1,24 @@
 """The files of an attempt's folder: what they hold, and how they are read.
 
-`syncd/stages/attempt.py` says which there are, who writes each, and when.
+    <state>/runs/<run id>/
+        lock                held by the supervisor and by the stage, for as long as either lives
+        attempt-<k>/
+            spec.json       AttemptSpec, by the daemon, before the supervisor is spawned
+            supervisor.json Identity, by the supervisor, before it starts the stage; by one that
+                            takes over from it, before it ends what is left
+            gpu.json        GpuUse, by the supervisor, before it starts the stage
+            stage.json      StageStart, by the supervisor, before the stage's program runs
+            stop.json       StopRequest, by the daemon, at any time
+            exit.json       ExitRecord, by the supervisor, when nothing of the stage is left
+            supervisor.log  what the supervisor itself has to say: normally nothing
+
+Each file is durable before the next step is taken. `stage.json` is what makes an attempt start its
+command at most once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -23,12 +37,14 @@ from syncd.stages.causes import StopReason
 
 DEFAULT_GRACE = 10.0
 
-SPEC, SUPERVISOR, STAGE, STOP, EXIT = (
-    f"{name}.json" for name in ("spec", "supervisor", "stage", "stop", "exit")
+SPEC, SUPERVISOR, GPU, STAGE, STOP, EXIT = (
+    f"{name}.json" for name in ("spec", "supervisor", "gpu", "stage", "stop", "exit")
 )
 SUPERVISOR_LOG = "supervisor.log"
 LOCK = "lock"
 LOCK_PATIENCE = 0.5
+TAIL_BYTES = 16 * 1024
+KEY_VARIABLE = "SYNCD_KEY"
 
 T = TypeVar("T")
 
@@ -44,6 +60,8 @@ class _SpecFields:
     log: str
     timeout: float | None = None
     grace: float = DEFAULT_GRACE
+    gpu: float = 0.0
+    fence: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +69,9 @@ class AttemptSpec(_SpecFields):
     """What an attempt runs. `timeout` and `grace`, between SIGTERM and SIGKILL, are in seconds.
 
     `line` is the queue's; `command` a string for `/bin/sh -c` or the arguments of a program;
-    `environ` is added to the daemon's environment; `cwd` and `log` are absolute paths.
+    `environ` is added to the daemon's environment; `cwd` and `log` are absolute paths. `gpu` is the
+    share of the GPU that it takes. `fence` is an absolute path, or "": the attempt must not start,
+    and ends, once there is a file.
 
     Raises UsageError when a field has a value that no attempt could run with.
     """
@@ -69,6 +89,7 @@ class AttemptSpec(_SpecFields):
             ("log", _is_path(self.log), "an absolute path"),
             ("timeout", self.timeout is None or self.timeout > 0, "seconds above 0, or null"),
             ("grace", self.grace >= 0, "seconds, 0 or more"),
+            ("fence", not self.fence or _is_path(self.fence), "an absolute path, or empty"),
         ):
             if not good:
                 raise UsageError(
@@ -144,6 +165,36 @@ def read_spec(folder: Path) -> AttemptSpec:
         raise DataError("read an attempt's spec", path=path, why=str(error)) from error
 
 
+def stop_requested(folder: Path) -> StopReason | None:
+    """Return the reason of the stop request on file, or None when there is none.
+
+    One that cannot be read is still a request.
+    """
+    try:
+        request = read_file(folder / STOP, StopRequest)
+    except DataError:
+        return StopReason.STOPPED
+    return request.reason if request else None
+
+
+def stop_reason(folder: Path, fence: str) -> StopReason | None:
+    """Return why an attempt must not go on, by request or by its fence; None when it may."""
+    reason = stop_requested(folder)
+    if reason is None and fence and os.path.exists(fence):
+        reason = StopReason.FENCED
+    return reason
+
+
+def fenced_by(fence: str) -> str:
+    """Return who has taken over, by a fence's own word; "" where that cannot be read."""
+    # That the file is there is what counts, not what it holds.
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        told = json.loads(Path(fence).read_bytes()) if fence else {}
+        if isinstance(told, dict) and isinstance(told.get("by"), str):
+            return str(told["by"])
+    return ""
+
+
 def take_lock(path: Path, *, patience: float) -> int | None:
     """Take the run's lock and return its descriptor, which holds it wherever it is inherited.
 
@@ -160,6 +211,12 @@ def take_lock(path: Path, *, patience: float) -> int | None:
                 os.close(fd)
                 return None
             time.sleep(0.01)
+
+
+def complain(text: str) -> None:
+    """Say something in `supervisor.log`, which is the supervisor's standard error."""
+    with contextlib.suppress(OSError):  # it is on a full disk, too
+        os.write(2, f"{text}\n".encode())
 
 
 class LogFile:
@@ -180,6 +237,16 @@ class LogFile:
         view = memoryview(line if whole else b"\n" + line)
         while view:
             view = view[os.write(self.fd, view) :]
+
+    def say(self, line: bytes) -> None:
+        """Append a line of ours; where that cannot be done, complain.
+
+        The log is for a person: no end is kept from being recorded because of it.
+        """
+        try:
+            self.line(line)
+        except OSError as error:
+            complain(f"write the log: {error}")
 
     def size(self) -> int:
         """Return how many bytes it has."""

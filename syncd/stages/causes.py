@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,23 +22,19 @@ from protocol.states import Result
 MAX_QUOTE = 200
 _SHELL_CODES = {126: "command not executable", 127: "command not found"}
 # Said by the programs themselves, torch, CPython, libstdc++ and libc, in the log's last lines.
+# Compiled when an end is to be explained, not each time that a supervisor starts.
 _CONFESSIONS = (
     (
         "out of memory on the GPU",
-        re.compile(r"CUDA out of memory|torch\.\S*OutOfMemoryError|CUDA error: out of memory"),
+        r"CUDA out of memory|torch\.\S*OutOfMemoryError|CUDA error: out of memory",
     ),
-    (
-        "out of shared memory",
-        re.compile(r"insufficient shared memory|out of shared memory", re.IGNORECASE),
-    ),
+    ("out of shared memory", r"(?i:insufficient shared memory|out of shared memory)"),
     (
         "out of memory",
-        re.compile(
-            r"\bMemoryError\b|std::bad_alloc|Cannot allocate memory"
-            r"|DefaultCPUAllocator: (can't allocate|not enough) memory"
-        ),
+        r"\bMemoryError\b|std::bad_alloc|Cannot allocate memory"
+        r"|DefaultCPUAllocator: (can't allocate|not enough) memory",
     ),
-    ("disk full", re.compile(r"No space left on device|Disk quota exceeded")),
+    ("disk full", r"No space left on device|Disk quota exceeded"),
 )
 
 
@@ -59,7 +55,8 @@ class Facts:
     started, or when nobody was there to see it end. `stop` is set when we ended it, and
     `had_to_kill` when SIGTERM did not do. `oom_kills` counts what the kernel killed for memory
     meanwhile in our control group, `machine_oom_kills` on the whole machine (None: unreadable).
-    `full` names folders on file systems without space; `tail` is the end of the attempt's log.
+    `full` names folders on file systems without space; `tail` is the end of the attempt's log;
+    `fenced_by` is who has taken over; `gpu_held` what of the GPUs' memory was not given back.
     """
 
     exit_code: int | None = None
@@ -74,6 +71,14 @@ class Facts:
     machine_oom_kills: int | None = None
     full: tuple[str, ...] = ()
     tail: bytes = b""
+    fenced_by: str = ""
+    gpu_held: str = ""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the machine ended it, by going down or being restarted, and not the stage."""
+        restarted = not self.seen and self.rebooted and self.stop is None
+        return restarted or self.stop is StopReason.TERMINATED
 
     @property
     def seen(self) -> bool:
@@ -83,7 +88,10 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitRecord:
-    """How an attempt ended. Times are seconds since the epoch; `started` None: it never did."""
+    """How an attempt ended. Times are seconds since the epoch; `started` None: it never did.
+
+    `interrupted`: by its machine, which is no fault of the stage and costs it no retry.
+    """
 
     run_id: str
     attempt: int
@@ -93,6 +101,7 @@ class ExitRecord:
     signal: int | None = None
     started: float | None = None
     ended: float
+    interrupted: bool = False
 
     def log_end(self) -> LogEnd:
         """Return the line that closes the attempt's part of the log."""
@@ -108,13 +117,18 @@ class ExitRecord:
 
 def judge(facts: Facts) -> tuple[Result, str]:
     """Return how an attempt ended and why. Only exit code 0, unasked for, is success."""
+    result, cause = _judge(facts)
+    return result, f"{cause}; {facts.gpu_held}" if facts.gpu_held else cause
+
+
+def _judge(facts: Facts) -> tuple[Result, str]:
     if facts.stop is not None:
         return _judge_stop(facts, facts.stop)
     if facts.spawn_error:
         return Result.FAILED_TO_SPAWN, _quote(facts.spawn_error)
     if not facts.seen:
         lost = "the machine was restarted" if facts.rebooted else "its supervisor died"
-        return Result.KILLED, lost if facts.started else f"{lost} before it started"
+        return Result.KILLED, _with_last_line(lost, tail_lines(facts.tail))
     if facts.exit_code == 0:
         return Result.SUCCESS, "exit 0"
     killed_by_kernel = _sigkilled(facts) and bool(facts.oom_kills)
@@ -127,7 +141,10 @@ def _judge_stop(facts: Facts, stop: StopReason) -> tuple[Result, str]:
     result, cause = {
         StopReason.STOPPED: (Result.STOPPED, "stopped"),
         StopReason.TIMED_OUT: (Result.TIMED_OUT, f"timed out{allowed}"),
-        StopReason.FENCED: (Result.STOPPED, "fenced: another worker has taken over"),
+        StopReason.FENCED: (
+            Result.STOPPED,
+            f"fenced: {one_line(facts.fenced_by) or 'another worker'} has taken over",
+        ),
         # Such a run is to be resumed, so this is no stop: it is how a machine shuts down.
         StopReason.TERMINATED: (Result.KILLED, "its supervisor was sent SIGTERM"),
     }[stop]
@@ -147,7 +164,7 @@ def _explain(facts: Facts) -> str:
     lines = tail_lines(facts.tail)
     for line in reversed(lines):
         for label, pattern in _CONFESSIONS:
-            if pattern.search(line):
+            if re.search(pattern, line):
                 return f"{label} ({how}): {_quote(line)}"
     if facts.full:
         return f"disk full ({how}): no space left under {', '.join(facts.full)}"
@@ -155,7 +172,11 @@ def _explain(facts: Facts) -> str:
         how += f"; the kernel killed {facts.oom_kills} for memory meanwhile"
     if facts.exit_code in _SHELL_CODES:
         how = f"{_SHELL_CODES[facts.exit_code]} ({how})"
-    return f"{how}; last line: {_quote(lines[-1])}" if lines else how
+    return _with_last_line(how, lines)
+
+
+def _with_last_line(cause: str, lines: Sequence[str]) -> str:
+    return f"{cause}; last line: {_quote(lines[-1])}" if lines else cause
 
 
 def _how(facts: Facts) -> str:
@@ -186,6 +207,12 @@ def tail_lines(tail: bytes) -> list[str]:
     text = drop_redraws(tail.replace(b"\r\n", b"\n")).decode("utf-8", "replace")
     lines = (line.strip() for line in text.split("\n"))
     return [line for line in lines if line and not line.startswith("[syncd] ")]
+
+
+def newest_part(tail: bytes) -> bytes:
+    """Return what of the end of a log was written since the newest attempt began."""
+    at = tail.rfind(b"\n[syncd] start ") + 1
+    return tail[at:]
 
 
 def _quote(line: str) -> str:

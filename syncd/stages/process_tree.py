@@ -17,15 +17,16 @@ from syncd.platform import Identity
 KILL_PATIENCE = 10.0
 
 
-def marked(variable: bytes) -> Iterator[Identity]:
-    """Yield the living processes that have `variable`, as `NAME=value`, in their environment."""
+def with_variable(name: bytes) -> Iterator[tuple[Identity, bytes]]:
+    """Yield the living processes that have a variable in their environment, each with its value."""
     for pid in _process_ids():
         # The identity first: should the process id change hands after it, it is of a dead process.
         process = Identity.of(pid)
         with contextlib.suppress(OSError):  # gone, or another user's
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if variable in environ and process is not None and process.alive():
-                yield process
+            found = next((v for v in environ if v.startswith(name + b"=")), None)
+            if found is not None and process is not None and process.alive():
+                yield process, found[len(name) + 1 :]
 
 
 def descendants(roots: Iterable[Identity]) -> list[Identity]:
@@ -77,6 +78,21 @@ def end_processes(
             return sig is signal.SIGKILL and bool(asked)
     pids = ", ".join(str(process.pid) for process in left or ())
     raise BusyError("end a stage's processes", why=f"alive after SIGKILL: {pids or 'unknown'}")
+
+
+def end_all(
+    find: Callable[[], Sequence[Identity] | None],
+    grace: float,
+    pause: Callable[[float], object],
+    tell: Callable[[str], object],
+) -> bool:
+    """Do as `end_processes`, however long it takes; `tell` is told of what survives SIGKILL."""
+    while True:
+        try:
+            return end_processes(find, grace, pause)
+        except BusyError as error:
+            tell(str(error))
+            grace = 0.0
 
 
 def _send(process: Identity, sig: signal.Signals) -> None:

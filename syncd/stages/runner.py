@@ -7,6 +7,7 @@ again after its restart, and finds what was already done.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -14,23 +15,23 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from protocol.errors import BusyError, ConfigError, UserError
+from protocol.errors import ConfigError, DataError, UserError
 from protocol.journal import JournalRecord
 from protocol.messages import QueuedCommand
 from protocol.names import SHELL_STAGE
 from protocol.paths import Layout
-from protocol.publish import make_dirs
-from protocol.queue import Command, RunCommand, ShellCommand, parse_command
+from protocol.publish import make_dirs, remove_leftovers
+from protocol.queue import Command, RunCommand, ShellCommand, parse_command, readable
 from protocol.results import RunRecord, StageReport, read_report
 from protocol.schema import decode
 from protocol.stage_env import StageEnvironment
 from protocol.stages import Resume, Stage
 from protocol.states import Result, State
 from syncd.delivery.payload import PayloadStore, read_stages
-from syncd.delivery.streams import rotate
+from syncd.log_parts import rotate
 from syncd.records import JournalFile, ResultsFile
 from syncd.stages import attempt, schedule
-from syncd.stages.attempt_files import DEFAULT_GRACE, AttemptSpec, read_spec
+from syncd.stages.attempt_files import EXIT, AttemptSpec, read_file, read_spec
 from syncd.stages.causes import ExitRecord, StopReason
 from syncd.state import State as Database
 
@@ -52,8 +53,14 @@ class Runner:
         payloads: PayloadStore,
         policy: schedule.Policy,
         worker: str,
-        is_said: Callable[[JournalRecord], bool],
+        is_published: Callable[[JournalRecord], bool],
+        doubtful: int,
+        why_gone: Callable[[str, str], str],
     ) -> None:
+        """`is_published` says whether a claim is on the remote, and no other worker was there then;
+        up to command `doubtful` a worker whose records cannot be read may have run some;
+        `why_gone` tells, of a worker and a run, what became of the worker.
+        """
         self.layout = layout
         self.journal = journal
         self.results = results
@@ -63,12 +70,14 @@ class Runner:
         self.entries: list[schedule.Entry] = []
         self.problems: dict[str, str] = {}
         self._database = database
-        self._is_said = is_said
+        self._is_published = is_published
+        self._doubtful = doubtful
+        self._why_gone = why_gone
         self._giving_way = False
         self._payloads = payloads
         self._commands: dict[int, tuple[QueuedCommand, Command | None]] = {}
         self._stages: dict[int, schedule.Payload] = {}
-        self._retry_at: dict[int, float] = {}
+        self._failed: dict[int, ExitRecord] = {}  # the last attempt of runs that are tried again
         self._over: dict[int, schedule.Entry] = {}
 
     # What is known
@@ -114,35 +123,46 @@ class Runner:
     def _look_up(self, message: QueuedCommand, command: Command | None) -> schedule.Entry:
         record = self.journal.newest.get(message.number)
         if record is None:
+            doubt = isinstance(command, ShellCommand) and message.number <= self._doubtful
             return schedule.Entry(
                 number=message.number,
                 line=message.line,
                 run_id=message.run_id,
                 command=command,
-                error=message.error,
+                error=self._error(message),
                 snapshot=message.snapshot,
+                state=State.CLAIMED if doubt else State.QUEUED,
+                inherited=doubt,
             )
         mine = record.worker == self.worker
         alive = mine and record.state is State.STARTED and self._look(message, record)
         record = self.journal.newest[message.number]
+        failed = self._failed_as(message.number, record.attempt)
         return schedule.Entry(
             number=message.number,
             line=message.line,
             run_id=message.run_id,
             command=command,
-            error=message.error,
+            error=self._error(message),
             snapshot=record.snapshot,
             state=record.state,
             result=record.result,
             alive=alive,
             inherited=not mine,
             published=record.state is not State.CLAIMED or self._is_published(record),
-            not_before=self._retry_at.get(message.number, 0.0),
+            not_before=failed.ended + schedule.backoff(record.attempt) if failed else 0.0,
             attempts=record.attempt,
         )
 
-    def _is_published(self, record: JournalRecord) -> bool:
-        return self._is_said(record) and self._database.row("SELECT 1 FROM outbox") is None
+    def _failed_as(self, number: int, attempts: int) -> ExitRecord | None:
+        failed = self._failed.get(number)
+        return failed if failed and failed.attempt == attempts else None
+
+    def _error(self, message: QueuedCommand) -> str:
+        """Why a command is refused before it is looked at, or ""."""
+        if message.unsealed and not self.policy.unsealed_lines:
+            return "this worker's policy allows no unsealed lines"
+        return message.error
 
     def run_dir(self, run_id: str) -> Path:
         """The folder of a run's attempts."""
@@ -153,6 +173,8 @@ class Runner:
     def round(self) -> None:
         """Look at every attempt, record what ended, and do what comes next."""
         self.look()
+        if self.layout.fence.exists():
+            return
         payloads = self._ready_payloads()
         self.plan = schedule.plan(
             self.entries,
@@ -185,13 +207,22 @@ class Runner:
 
     def _act(self, action: schedule.Action, entry: schedule.Entry) -> None:
         if isinstance(action, schedule.End):
-            self._end(entry, action.result, action.cause)
+            self._end(entry, action.result, self._gone(entry) or action.cause)
         elif isinstance(action, schedule.Claim):
             self._record(entry, State.CLAIMED)
         elif isinstance(action, schedule.Stop):
             attempt.request_stop(self._attempt_dir(entry), StopReason.STOPPED)
         else:
             self._start(entry, action)
+
+    def _gone(self, entry: schedule.Entry) -> str:
+        """What became of the worker that had taken a command; "" when that was this one."""
+        record = self.journal.newest.get(entry.number)
+        if not entry.inherited or entry.state is State.QUEUED:
+            return ""
+        if record is None:
+            return "an earlier worker, whose records cannot be read, may have run it"
+        return self._why_gone(record.worker, entry.run_id)
 
     def _attempt_dir(self, entry: schedule.Entry) -> Path:
         return attempt.attempt_dir(self.run_dir(entry.run_id), entry.attempts)
@@ -226,7 +257,7 @@ class Runner:
         )
         told = f" as {ended.result if ended else result}" if state is State.ENDED else ""
         why = ended.cause if ended else cause
-        log.info("%s %s%s%s", entry.line[:60], state, told, f": {why}" if why else "")
+        log.info("%s %s%s%s", readable(entry.line)[:60], state, told, f": {why}" if why else "")
 
     def _end(self, entry: schedule.Entry, result: Result, cause: str) -> None:
         """End a command that has no process; one that had attempts keeps its result."""
@@ -252,8 +283,22 @@ class Runner:
         except (OSError, UserError) as error:
             self.problems[entry.run_id] = f"{entry.run_id} cannot be started: {error}"
             return
-        self._record(entry, State.STARTED, attempts=number, snapshot=action.payload)
+        self._record(
+            entry,
+            State.STARTED,
+            attempts=number,
+            snapshot=action.payload,
+            cause=self._why_again(entry),
+        )
         self._spawn(entry.run_id, folder)
+
+    def _why_again(self, entry: schedule.Entry) -> str:
+        """Why the last attempt ended; so every attempt's end is on record, not the last one's."""
+        if not entry.attempts:
+            return ""
+        failed = self._failed_as(entry.number, entry.attempts)
+        why = failed.cause if failed else self._gone(entry)
+        return f"attempt {entry.attempts}: {why}" if why else ""
 
     def _spawn(self, run_id: str, folder: Path) -> None:
         try:
@@ -284,7 +329,8 @@ class Runner:
         stage = self._stage_of(entry, action.payload)
         if stage.resume is Resume.RESTART:
             shutil.rmtree(environment.checkpoint_dir, ignore_errors=True)
-        for folder in (run_dir, environment.checkpoint_dir, environment.artifact_dir):
+        make_dirs(run_dir, mode=0o700)
+        for folder in (environment.checkpoint_dir, environment.artifact_dir):
             make_dirs(folder)
         for stale in (environment.result_file, environment.progress_file):
             stale.unlink(missing_ok=True)
@@ -304,6 +350,8 @@ class Runner:
                 log=str(log_file),
                 timeout=stage.timeout,
                 grace=stage.grace,
+                gpu=stage.gpu,
+                fence=str(self.layout.fence),
             ),
         )
 
@@ -319,24 +367,33 @@ class Runner:
         folder = attempt.attempt_dir(self.run_dir(message.run_id), record.attempt)
         try:
             seen = attempt.observe(folder)
-            if isinstance(seen, attempt.NeverStarted) and self._giving_way:
-                return False
-            if isinstance(seen, attempt.NeverStarted):
-                self._spawn(message.run_id, folder)
-                return True
-            if isinstance(seen, attempt.Orphaned | attempt.Vanished):
-                log.warning("%s lost its supervisor", message.run_id)
-                seen = attempt.Ended(attempt.kill_orphan(folder, _grace(folder)))
-        except BusyError as error:
+        except DataError as error:  # of this run alone: the others go on
             self.problems[message.run_id] = str(error)
+            return True
+        if isinstance(seen, attempt.Running | attempt.Ended):
+            self.problems.pop(message.run_id, None)
+        if isinstance(seen, attempt.Running):
             return True
         if isinstance(seen, attempt.Ended):
             self._ended(message, record, seen.record)
             return False
+        if self._giving_way and not attempt.was_started(seen):
+            if isinstance(seen, attempt.Vanished):
+                remove_leftovers(folder)
+            return False
+        if not isinstance(seen, attempt.NeverStarted):
+            log.warning("%s lost its supervisor", message.run_id)
+        self._spawn(message.run_id, folder)
         return True
 
     def _ended(self, message: QueuedCommand, record: JournalRecord, ended: ExitRecord) -> None:
         """Record an attempt's end as the command's, unless another attempt follows."""
+        run_dir = self.run_dir(message.run_id)
+        remove_leftovers(attempt.attempt_dir(run_dir, record.attempt))  # nobody writes there now
+        if self.layout.fence.exists():
+            # How it goes on is for the worker that has taken over, which may still hear of what
+            # this one records: it would take a stage that was ended by the fence for a run's end.
+            return
         entry = schedule.Entry(
             number=message.number,
             line=message.line,
@@ -345,21 +402,31 @@ class Runner:
             snapshot=record.snapshot,
             attempts=record.attempt,
         )
-        if ended.result in _RETRIED and self._retries_left(entry) > 0:
-            self._retry_at[entry.number] = ended.ended + schedule.backoff(entry.attempts)
+        if ended.result in _RETRIED and self._is_tried_again(entry, ended):
+            self._failed[entry.number] = ended
             return
+        if ended.result in _RETRIED and entry.attempts > 1:
+            cause = f"gave up after {entry.attempts} attempts; the last: {ended.cause}"
+            ended = dataclasses.replace(ended, cause=cause)
         self._keep_result(entry, ended.result, ended.cause, ended)
         self._record(
             entry, State.ENDED, attempts=entry.attempts, snapshot=entry.snapshot, ended=ended
         )
 
-    def _retries_left(self, entry: schedule.Entry) -> int:
+    def _is_tried_again(self, entry: schedule.Entry, ended: ExitRecord) -> bool:
+        """Whether another attempt follows one that did not succeed. `sh:` is tried once."""
         if not isinstance(entry.command, RunCommand):
-            return 0
+            return False
         payload = self._ready_payloads().get(entry.snapshot)
         stage = payload.stages.get(entry.stage) if payload else None
-        used = self.journal.attempts(entry.number, self.worker) - 1
-        return stage.retries - used if stage else 0
+        return stage is not None and (ended.interrupted or self._failures(entry) <= stage.retries)
+
+    def _failures(self, entry: schedule.Entry) -> int:
+        """How many attempts of a run on this machine have ended by themselves."""
+        run_dir = self.run_dir(entry.run_id)
+        folders = [attempt.attempt_dir(run_dir, n) for n in range(1, entry.attempts + 1)]
+        records = [read_file(folder / EXIT, ExitRecord) for folder in folders]
+        return sum(record is not None and not record.interrupted for record in records)
 
     def _keep_result(
         self, entry: schedule.Entry, result: Result, cause: str, ended: ExitRecord | None
@@ -407,10 +474,3 @@ class Runner:
         for entry in alive:
             attempt.request_stop(self._attempt_dir(entry), StopReason.FENCED)
         return not alive
-
-
-def _grace(folder: Path) -> float:
-    try:
-        return read_spec(folder).grace
-    except UserError:
-        return DEFAULT_GRACE

@@ -55,10 +55,14 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What this worker may do. `stages` None means any."""
+    """What this worker may do. `stages` None means any.
+
+    `unsealed_lines` are commands that someone without a key may have given.
+    """
 
     stages: frozenset[str] | None = None
     shell: bool = True
+    unsealed_lines: bool = False
 
 
 @dataclass(frozen=True)

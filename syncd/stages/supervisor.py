@@ -12,6 +12,9 @@ It is a child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER): whatever leaves the 
 tree becomes a child of ours. So the kernel's word that we have no child left, ECHILD, is proof
 that nothing of the stage is alive.
 
+When an earlier supervisor of the attempt died, and with it the knowledge of how the stage ends,
+this one ends what is left (`syncd.stages.orphans`): a command is started at most once an attempt.
+
 Exit code 0: the end is on record. 7: an attempt of the run is alive. 1: a fault; see
 `supervisor.log`.
 """
@@ -21,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import errno
 import math
 import os
 import shlex
@@ -32,64 +34,59 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from protocol.errors import BusyError, DataError, ExitCode
+from protocol.errors import DataError, ExitCode
 from protocol.logs import LogStart
-from protocol.publish import publish_bytes, publish_json
+from protocol.publish import publish_json
 from syncd.platform import Identity
-from syncd.stages.attempt import (
-    KEY_VARIABLE,
-    MARK,
-    exit_record,
-    record_unseen,
-    remains,
-    stop_requested,
-)
 from syncd.stages.attempt_files import (
     EXIT,
+    GPU,
+    KEY_VARIABLE,
     LOCK,
     LOCK_PATIENCE,
     STAGE,
     SUPERVISOR,
+    TAIL_BYTES,
     AttemptSpec,
     LogFile,
     StageStart,
+    fenced_by,
     read_spec,
+    stop_reason,
     take_lock,
 )
 from syncd.stages.causes import Facts, OomKills, StopReason, full_folders
-from syncd.stages.process_tree import descendants, end_processes
+from syncd.stages.exits import record_end, reserve_space
+from syncd.stages.gpu_memory import read_gpus
+from syncd.stages.log_budget import LogBudget
+from syncd.stages.orphans import MARK, any_alive, held_gpu_memory, is_orphaned, take_over
+from syncd.stages.process_tree import descendants, end_all
 
 POLL = 0.2
 # What ends by itself once the stage has (multiprocessing's resource tracker) is given this long.
 SETTLE = 0.5
-TAIL_BYTES = 16 * 1024
 OOM_SCORE_RISE = 100
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _AWAITED = frozenset({signal.SIGCHLD, signal.SIGTERM})
-_RESERVE = "reserve"
-_RESERVE_BYTES = 64 * 1024
 
 
 def main(argv: Sequence[str]) -> int:
     """Supervise the attempt whose folder is named; return the exit code."""
     folder = Path(os.path.abspath(argv[0]))
     _detach()
+    me = Identity.of(os.getpid())
+    assert me is not None
+    if is_orphaned(folder):
+        return take_over(folder, me)
     lock = take_lock(folder.parent / LOCK, patience=LOCK_PATIENCE)
-    if lock is None or _any_alive(folder.parent):
+    if lock is None or any_alive(folder.parent):
         return ExitCode.BUSY
     if (folder / EXIT).exists():
         return ExitCode.OK
-    if (folder / STAGE).exists():
-        # An earlier supervisor of this attempt died, and with it the knowledge of how the stage
-        # ended. A command is started at most once an attempt.
-        record_unseen(folder)
-        return ExitCode.OK
-    me = Identity.of(os.getpid())
-    assert me is not None
+    if (folder / STAGE).exists():  # another supervisor came and went meanwhile: look again
+        return ExitCode.BUSY
     publish_json(folder / SUPERVISOR, dataclasses.asdict(me), mode=0o600)
-    # Disk full must not keep the end from being recorded: this is given up for it. Not zeros,
-    # which a file system may store as nothing.
-    publish_bytes(folder / _RESERVE, os.urandom(_RESERVE_BYTES), mode=0o600)
+    reserve_space(folder)
     _supervise(_Tree(folder, me, lock))
     return ExitCode.OK
 
@@ -101,19 +98,14 @@ def _detach() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _adopt_strays() -> None:
+    """Become the subreaper of all that we start from here on."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(error)}")
-
-
-def _any_alive(run_dir: Path) -> bool:
-    """Whether processes of an attempt that nobody supervised to its end are alive.
-
-    The lock does not tell: the stage's own process holds it, and not all of its descendants do.
-    """
-    unfinished = (f.parent for f in run_dir.glob(f"attempt-*/{STAGE}"))
-    return any(remains(folder) for folder in unfinished if not (folder / EXIT).exists())
 
 
 def _supervise(tree: _Tree) -> None:
@@ -125,7 +117,9 @@ def _supervise(tree: _Tree) -> None:
         log = LogFile(Path(spec.log))
         log.line(_start_line(spec))
         begin = log.size()
-        stop = stop_requested(tree.folder)
+        _note_gpus(tree.folder, spec)
+        _adopt_strays()
+        stop = stop_reason(tree.folder, spec.fence)
         if stop is None:
             tree.start(spec, log)
     except DataError as error:
@@ -136,13 +130,23 @@ def _supervise(tree: _Tree) -> None:
         if stop is None:
             facts = _watch(tree, spec, log, begin, before)
         else:
-            facts = Facts(stop=stop, started=False, timeout=spec.timeout)
-    _record(tree.folder, facts, log)
+            facts = Facts(stop=stop, started=False, fenced_by=fenced_by(spec.fence))
+    record_end(tree.folder, facts, log)
+
+
+def _note_gpus(folder: Path, spec: AttemptSpec) -> None:
+    """Note what the GPUs hold before the stage; where one hangs, what asks it is no child of ours.
+
+    So this comes before `_adopt_strays`: a child that cannot die would be one of the stage's.
+    """
+    use = read_gpus() if spec.gpu else None
+    if use is not None:
+        publish_json(folder / GPU, dataclasses.asdict(use), mode=0o600)
 
 
 def _watch(tree: _Tree, spec: AttemptSpec, log: LogFile, begin: int, before: OomKills) -> Facts:
     """See the started stage to the end of its tree; `begin` is where its output does in the log."""
-    stop = tree.wait(spec.timeout)
+    stop = tree.wait(spec, LogBudget(Path(spec.log), log.fd))
     if stop is None:
         tree.settle(log)
     had_to_kill = tree.end(spec.grace, log)
@@ -160,6 +164,8 @@ def _watch(tree: _Tree, spec: AttemptSpec, log: LogFile, begin: int, before: Oom
         machine_oom_kills=kills.machine,
         full=full_folders(_folders(spec)),
         tail=log.tail(TAIL_BYTES, begin),
+        fenced_by=fenced_by(spec.fence),
+        gpu_held=held_gpu_memory(tree.folder),
     )
 
 
@@ -212,16 +218,20 @@ class _Tree:
         with open(self._errors, "rb") as errors:
             return errors.read().decode("utf-8", "replace")
 
-    def wait(self, timeout: float | None) -> StopReason | None:
-        """Wait for the end of the stage's own process, or for a reason to end it."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+    def wait(self, spec: AttemptSpec, budget: LogBudget) -> StopReason | None:
+        """Wait for the end of the stage's own process, or for a reason to end it.
+
+        Meanwhile its log is kept within its budget.
+        """
+        deadline = math.inf if spec.timeout is None else time.monotonic() + spec.timeout
         self._reap()
         while self._status is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 return StopReason.TIMED_OUT
             got = signal.sigtimedwait(_AWAITED, min(POLL, left))
-            stop = stop_requested(self.folder)
+            budget.keep()
+            stop = stop_reason(self.folder, spec.fence)
             if stop is None and got is not None and got.si_signo == signal.SIGTERM:
                 stop = StopReason.TERMINATED
             self._reap()
@@ -236,18 +246,17 @@ class _Tree:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 pids = ", ".join(str(process.pid) for process in left)
-                _say(log, f"[syncd] the stage has ended; ending what it left: {pids}\n".encode())
+                log.say(f"[syncd] the stage has ended; ending what it left: {pids}\n".encode())
                 return
             _pause(remaining)
 
     def end(self, grace: float, log: LogFile) -> bool:
         """End all that is left, however long it takes; return whether a SIGKILL was needed."""
-        while True:
-            try:
-                return end_processes(self._left, grace, _pause)
-            except BusyError as error:
-                _say(log, f"[syncd] {error}\n".encode())
-                grace = 0.0
+
+        def tell(text: str) -> None:
+            log.say(f"[syncd] {text}\n".encode())
+
+        return end_all(self._left, grace, _pause, tell)
 
     def _left(self) -> list[Identity] | None:
         return descendants([self._me]) if self._reap() else None
@@ -309,7 +318,8 @@ def _volunteer_for_oom() -> None:
 
 
 def _environment(spec: AttemptSpec, folder: Path) -> dict[str, str]:
-    environ = {**os.environ, "PYTHONUNBUFFERED": "1", **spec.environ, MARK: str(folder)}
+    mine = {"PYTHONUNBUFFERED": "1", **spec.environ, os.fsdecode(MARK): str(folder)}
+    environ = {**os.environ, **mine}
     environ.pop(KEY_VARIABLE, None)
     return environ
 
@@ -326,40 +336,6 @@ def _folders(spec: AttemptSpec) -> list[str]:
     told = (spec.environ.get(f"SYNCD_{name}_DIR") for name in ("CHECKPOINT", "ARTIFACT"))
     temporary = spec.environ.get("TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     return [spec.cwd, os.path.dirname(spec.log), *filter(None, told), temporary]
-
-
-def _say(log: LogFile, line: bytes) -> None:
-    # The log is for a person: where it cannot be written, the end is recorded all the same.
-    try:
-        log.line(line)
-    except OSError as error:
-        _complain(f"write the log: {error}")
-
-
-def _complain(text: str) -> None:
-    with contextlib.suppress(OSError):  # supervisor.log is on a full disk, too
-        os.write(2, f"{text}\n".encode())
-
-
-def _record(folder: Path, facts: Facts, log: LogFile | None) -> None:
-    """Close the log, then publish the exit record; wait for as long as the disk is full."""
-    (folder / _RESERVE).unlink(missing_ok=True)
-    record = exit_record(folder, facts)
-    if log is not None:
-        _say(log, record.log_end().line())
-        try:
-            log.close()
-        except OSError as error:
-            _complain(f"make the log durable: {error}")
-    while True:
-        try:
-            publish_json(folder / EXIT, dataclasses.asdict(record), mode=0o600)
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            _complain(f"record the end: {error}")
-        time.sleep(1.0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from protocol.messages import (
     Append,
     Content,
     FileEntry,
-    Hello,
     Journal,
     Message,
     Piece,
@@ -322,13 +321,14 @@ def controllers() -> list[Message]:
 
 
 def workers() -> tuple[list[Message], list[Message]]:
-    """The worker's two packs, with the records that the document does not repeat."""
+    """The worker's packs after its hello, with the records that the document does not repeat."""
     records = [Journal(record=record) for record in journal()]
     hello, *rest = written("messages worker 1")
+    assert travelled(WORKER, 1, [hello]) == [hello]
     later = written("messages worker 2", block("log shown").encode())
     return (
-        travelled(WORKER, 1, [hello, *records[:4], *rest]),
-        travelled(WORKER, 2, [*records[4:], *later]),
+        travelled(WORKER, 2, [*records[:4], *rest]),
+        travelled(WORKER, 3, [*records[4:], *later]),
     )
 
 
@@ -382,7 +382,6 @@ def test_the_journal_of_the_exchange_folds_to_its_table():
 
 def test_the_claim_of_a_shell_command_travels_before_it_is_started():
     first, second = workers()
-    assert isinstance(first[0], Hello)
     steps = [
         [(m.record.number, m.record.state) for m in pack if isinstance(m, Journal)]
         for pack in (first, second)

@@ -11,7 +11,6 @@ from protocol.messages import (
     Append,
     Content,
     DropFile,
-    Grant,
     Hello,
     Journal,
     Message,
@@ -62,7 +61,6 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.just(RunEnded(record=RUN)),
     st.builds(StatusReport, status=st.dictionaries(TEXT, TEXT | COUNT | st.none())),
     st.builds(Ack, writer=TEXT, seq=COUNT),
-    st.builds(Grant, writer=TEXT),
 )
 
 

@@ -24,6 +24,8 @@ def test_everything_lies_where_the_layout_says():
         "private": ".syncd",
         "key": ".syncd/key",
         "runs": ".syncd/runs",
+        "fence": ".syncd/fenced.json",
+        "problems": ".syncd/problems.json",
         "status": "in/status.txt",
         "results": "in/results.json",
         "journal": "in/journal.jsonl",

@@ -1,4 +1,3 @@
-import os
 import resource
 import signal
 import subprocess
@@ -7,12 +6,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protocol.publish import (
     append_durable,
-    drop_torn_line,
     make_dirs,
     publish_bytes,
     publish_json,
@@ -157,6 +153,16 @@ def test_only_leftovers_are_removed(tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
 
 
+def test_leftovers_of_one_name_are_removed_and_no_others(tmp_path: Path):
+    for name in ("a", "a.b", "é" * 127):
+        temporary_beside(tmp_path / name).touch()
+    temporary_beside(tmp_path / "a").symlink_to("nowhere")
+    assert remove_leftovers(tmp_path, of="a") == 2
+    assert remove_leftovers(tmp_path, of="é" * 127) == 1
+    assert [p.name[:5] for p in tmp_path.iterdir()] == [".a.b."]
+    assert remove_leftovers(tmp_path / "missing") == 0
+
+
 def test_folders_are_made_with_their_parents_and_may_be_there(tmp_path: Path):
     make_dirs(tmp_path / "a" / "b" / "c")
     make_dirs(tmp_path / "a" / "b" / "c")
@@ -200,18 +206,3 @@ def test_an_append_for_which_there_is_no_room_leaves_the_file_as_it_was(tmp_path
     )
     assert told.stdout == b"refused\n"
     assert path.read_bytes() == b"whole\n"
-
-
-@given(data=st.lists(st.sampled_from([b"a", b"\n", b"line\n", b"x" * 70_000])).map(b"".join))
-def test_dropping_a_torn_line_keeps_every_whole_line(tmp_path: Path, data: bytes):
-    path = tmp_path / "journal.jsonl"
-    path.write_bytes(data)
-    torn = drop_torn_line(path)
-    assert path.read_bytes() + torn == data
-    assert b"\n" not in torn
-    assert path.read_bytes().endswith(b"\n") or not path.read_bytes()
-
-
-def test_a_missing_file_has_no_torn_line(tmp_path: Path):
-    assert drop_torn_line(tmp_path / "journal.jsonl") == b""
-    assert os.listdir(tmp_path) == []

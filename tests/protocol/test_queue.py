@@ -17,6 +17,7 @@ from protocol.queue import (
     lines_of,
     parse_command,
     parse_queue,
+    readable,
     scan,
 )
 
@@ -60,6 +61,45 @@ def test_an_error_carries_the_line_number_and_spoils_no_other_line():
     assert (second.number, second.command) == (4, None)
     assert second.error.startswith("line 4: ")
     assert (third.number, third.command) == (5, RunCommand("b"))
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("train", "line 1: not run:<stage>, sh:<base64> or stop:<stage>"),
+        (
+            "RUN:a",
+            "line 1: not run:<stage>, sh:<base64> or stop:<stage>. Write run: in lower case.",
+        ),
+        ("sh:", "line 1: sh: no script follows. Use `syncd sh 'COMMAND'`."),
+        ("sh:AA==", "line 1: sh: the script holds a NUL character"),
+    ],
+)
+def test_an_error_says_each_thing_once(line, error):
+    assert parse_queue(f"{line}\n".encode())[0].error == error
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("run:pretrain", "run:pretrain"),
+        (encode_script("nvidia-smi"), "sh: nvidia-smi"),
+        (encode_script("\n  echo 1\n\n"), "sh: echo 1"),
+        (encode_script("#!/bin/sh\necho 1\n"), "sh: #!/bin/sh ..."),
+        (encode_script("echo \x1b[31m\tä"), "sh: echo \\x1b[31m\\tä"),
+        (encode_script("\n"), encode_script("\n")),
+        ("sh:not base64\x07", "sh:not base64\\x07"),
+        ("", ""),
+    ],
+)
+def test_a_line_can_be_read_by_a_person(line, shown):
+    assert readable(line) == shown
+
+
+@given(st.text())
+def test_what_a_person_reads_is_one_printable_line(text):
+    assert readable(text).isprintable()
+    assert readable(encode_script(text.encode("utf-8", "replace").decode())).isprintable()
 
 
 def test_a_line_that_is_not_utf8_is_an_error_that_can_be_shown():

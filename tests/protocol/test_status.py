@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.progress import Progress
+from protocol.queue import encode_script
 from protocol.schema import decode
 from protocol.states import Result
 from protocol.status import (
@@ -77,7 +78,7 @@ def test_everything_that_is_known_is_shown():
         "[############------------]  50%  50/100 step  loss 0.3",
         "        epoch 3",
         "     2  run:finetune                 after pretrain.0001.7f3a",
-        "     3  sh:bHM=                      failed at 2025-11-30T08:00:00Z: exit 2",
+        "     3  sh: ls                       failed at 2025-11-30T08:00:00Z: exit 2",
         "memory used 40%",
         "to be sent 2.0 KiB, waiting for 5 s",
     ):
@@ -140,4 +141,9 @@ def test_sizes_are_in_binary_units(count: float, said: str):
 
 def test_a_long_line_is_shown_short():
     assert shown("run:pretrain") == "run:pretrain"
-    assert shown("sh:" + "A" * 100) == "sh:" + "A" * 22 + "..."
+    assert shown("x" * 100) == "x" * 25 + "..."
+
+
+def test_a_shell_command_is_shown_as_its_script():
+    assert shown(encode_script("nvidia-smi\n")) == "sh: nvidia-smi"
+    assert shown(encode_script("echo " + "a" * 100)) == "sh: echo aaaaaaaaaaaaaaaa..."

@@ -31,6 +31,7 @@ class End:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.process: subprocess.Popen[bytes] | None = None
+        self.environ: dict[str, str] = {}
 
     def start(self) -> None:
         assert self.process is None
@@ -41,7 +42,7 @@ class End:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environ,
+                env={**environ, **self.environ},
                 start_new_session=True,
             )
 

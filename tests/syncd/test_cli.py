@@ -21,7 +21,7 @@ from protocol.states import Result, State
 from protocol.status import Status
 from protocol.wire import Role
 from syncd.cli import main
-from syncd.delivery.streams import rotate
+from syncd.log_parts import rotate
 from syncd.platform import exclusive_lock
 from syncd.setup import initialise
 from syncd.state import State as Database
@@ -219,7 +219,7 @@ def test_json_parses(command, busy):
     assert [(c["number"], c["state"]) for c in status["commands"]] == [(1, "claimed")]
     assert status["worker"]["host"] == "vm"
     assert json.loads(command("results", "--json")[1])["hello.0001.7f3a"]["result"] == "failed"
-    for asked in ("hello.0001.7f3a", "hello"):
+    for asked in ("hello.0001.7f3a", "hello", "1"):
         one = json.loads(command("results", asked, "--json")[1])
         assert list(one) == ["hello.0001.7f3a"]
     assert json.loads(command("run", "hello", "--json")[1]) == {"line": "run:hello"}
@@ -246,6 +246,17 @@ def test_logs_prints_all_by_default_or_the_last_lines(command, busy, words, firs
 def test_the_log_of_a_shell_command_is_asked_for_by_its_number(command, busy):
     busy.shell_log(12).write_bytes(b"out\n")
     assert command("logs", "sh-12")[:2] == (0, "out\n")
+
+
+def test_a_run_that_has_not_ended_is_told_of_by_its_commands_number(command, busy):
+    busy.results.unlink()
+    code, out, _ = command("results", "1")
+    assert (code, out.splitlines()[0]) == (
+        0,
+        "hello.0001.7f3a  claimed: waits for a worker to take it up",
+    )
+    account = json.loads(command("results", "1", "--json")[1])["hello.0001.7f3a"]["account"]
+    assert account["waits_for"] == "a worker to take it up"
 
 
 def test_only_a_run_that_is_asked_for_is_shown_with_all_that_it_reported(command, busy):

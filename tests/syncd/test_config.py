@@ -16,9 +16,11 @@ from syncd.config import (
     UNSEALED_FOLDER,
     Key,
     Settings,
+    drop_previous,
     load_key,
     load_settings,
     make_private,
+    previous_sealer,
     read_key,
     sealer,
     toml_text,
@@ -31,6 +33,7 @@ CASES = {
     "rclone_config": (("/a b", "/a b", '"/a b"'), "/a b"),
     "stages": ((("pretrain",), "Pre Train, gate", '["Pre Train"]'), None),
     "shell": ((False, "no", "false"), False),
+    "unsealed_lines": ((True, "yes", "true"), True),
     "bwlimit": (("1M", "1M", '"1M"'), "1M"),
     "poll": ((2.5, "2.5", "2.5"), 2.5),
 }
@@ -162,7 +165,7 @@ def test_a_private_folder_that_was_open_is_closed(layout):
 def test_the_environments_key_goes_before_the_files(layout):
     Key.new().save(layout)
     other = Key.new()
-    assert load_key(layout, {"SYNCD_KEY": f" {other.line()}\n"}) == other
+    assert load_key(layout, {"SYNCD_KEY": f" {other.text()}"}) == other
 
 
 def test_no_key_is_none_and_seals_nothing(layout):
@@ -182,7 +185,7 @@ def wrong_keys(line):
 
 @pytest.mark.parametrize("place", range(13))
 def test_a_key_that_is_wrong_or_cut_short_is_refused_and_never_shown(layout, place):
-    line = Key.new().line()
+    line = Key.new().text().strip()
     wrong = wrong_keys(line)[place]
     make_private(layout)
     layout.key.write_text(wrong, "utf-8")
@@ -197,6 +200,32 @@ def test_a_key_that_is_wrong_or_cut_short_is_refused_and_never_shown(layout, pla
         assert caught.value.path == origin
 
 
+def test_a_key_that_is_being_rotated_has_two_lines_or_two_words(layout):
+    key = Key.new().rotated()
+    key.save(layout)
+    assert load_key(layout, {}) == key
+    one, two = key.text().splitlines()
+    assert load_key(layout, {"SYNCD_KEY": f"{one} {two}"}) == key
+    assert (sealer(key).key, previous_sealer(key).key) == (key.secret, key.previous)
+    assert previous_sealer(Key.parse(one)) is None
+    other = Key.new().text()
+    for wrong in (f"{one}\n{other}", f"{one}\n{one}", f"{one}\n{two}\n{two}"):
+        with pytest.raises(ConfigError, match="not a key of ours"):
+            Key.parse(wrong)
+
+
+def test_only_the_very_key_that_is_in_use_loses_its_previous_one(layout):
+    key = Key.new().rotated()
+    key.save(layout)
+    assert not drop_previous(layout, Key.new().rotated())
+    assert load_key(layout, {}) == key
+    assert drop_previous(layout, key)
+    assert load_key(layout, {}) == Key(key.folder, key.secret)
+    assert not drop_previous(layout, key)
+    layout.key.unlink()
+    assert not drop_previous(layout, key)
+
+
 def test_a_key_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read_key(tmp_path / "none")
@@ -209,8 +238,8 @@ def test_a_key_shows_its_folder_and_not_itself():
     for text in (repr(key), str(key), f"{key}", "%s" % key, repr([key])):  # noqa: UP031
         assert key.folder in text
         assert repr(key.secret)[2:10] not in text
-        assert key.line().rpartition(".")[2] not in text
+        assert key.text().strip().rpartition(".")[2] not in text
 
 
 def test_two_keys_are_different():
-    assert len({Key.new().line() for _ in range(50)}) == 50
+    assert len({Key.new().text() for _ in range(50)}) == 50

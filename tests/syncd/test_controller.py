@@ -25,7 +25,7 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
     (layout.serve / "stages.toml").write_text('[stages.talk]\ncommand = "echo"\n')
     with contextlib.ExitStack() as stack:
         controller = Controller(layout, load_settings(layout, {}, {}))
-        controller._open(stack)
+        controller.open(stack)
         controller.tick()
         layout.queue.write_text("run:talk\n")
         yield controller
@@ -56,7 +56,7 @@ def test_other_threads_can_use_the_state_while_serve_is_looked_at(
 def test_a_line_that_could_not_be_numbered_is_numbered_later(
     controller: Controller, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     with monkeypatch.context() as broken:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,42 @@ def test_a_process_of_another_boot_is_neither_alive_nor_signalled(child):
     assert not stranger.alive()
     assert stranger.signal(signal.SIGKILL) is False
     assert child.poll() is None
+
+
+def used_again(pid: int) -> subprocess.Popen | None:
+    """Start a process that gets the id of a dead one; None where the system does not let us."""
+    for _ in range(200):  # others take ids, too
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        except OSError:
+            return None
+        process = subprocess.Popen(FOREVER)
+        if process.pid == pid:
+            return process
+        process.kill()
+        process.wait()
+    return None
+
+
+def test_a_process_id_that_is_really_used_again_is_neither_alive_nor_signalled():
+    first = subprocess.Popen(FOREVER)
+    identity = Identity.of(first.pid)
+    first.kill()
+    first.wait()
+    # A start is told to the clock tick; ids are used again much later than that.
+    tick = int(identity.start) + 1
+    eventually(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") > tick)
+    stranger = used_again(identity.pid)
+    if stranger is None:
+        pytest.skip("process ids cannot be chosen here")
+    try:
+        assert process_start(stranger.pid) != identity.start
+        assert not identity.alive()
+        assert identity.signal(signal.SIGKILL) is False
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 def test_a_signal_reaches_the_process(child):
@@ -165,11 +202,23 @@ def test_a_program_that_is_missing_is_reported():
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path):
     lock = tmp_path / "lock"
-    busy = pytest.raises(BusyError, match=r"start it: .*lock: another process")
+    busy = pytest.raises(BusyError, match=r"start it: .*lock: process \d+")
     with exclusive_lock(lock, "start it"), busy, exclusive_lock(lock, "start it"):
         pass
     with exclusive_lock(lock, "start it"):
         pass
+
+
+def test_who_holds_a_lock_is_named_where_that_is_known(tmp_path):
+    lock = tmp_path / "lock"
+    held = f"lock: process {os.getpid()} holds the lock. Stop that one first."
+    with exclusive_lock(lock, "x"):
+        with pytest.raises(BusyError, match=held), exclusive_lock(lock, "x"):
+            pass
+        lock.write_text("")
+        unknown = pytest.raises(BusyError, match="another process holds the lock")
+        with unknown, exclusive_lock(lock, "x"):
+            pass
 
 
 def test_a_lock_ends_with_its_process_and_not_with_its_children(tmp_path):

@@ -223,18 +223,6 @@ def test_what_came_after_a_place_is_told_within_a_budget(journal):
     assert journal.place(step(99)) == 0
 
 
-def test_attempts_are_those_that_this_worker_started(state, path):
-    journal = JournalFile(state, path)
-    for number in (1, 11, 12):
-        journal.add(step(number))
-        for attempt in (1, 2, 3):
-            journal.add(step(number, State.STARTED, attempt=attempt))
-    journal.add(dataclasses.replace(step(1, State.STARTED, attempt=4), worker="w-000002-00000000"))
-    assert journal.attempts(1, WORKER) == 3
-    assert journal.attempts(1, "w-000002-00000000") == 1
-    assert journal.attempts(2, WORKER) == 0
-
-
 # Results
 
 

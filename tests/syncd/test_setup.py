@@ -73,7 +73,7 @@ def test_an_end_that_was_at_work_keeps_its_remote_and_its_key(layout, tmp_path):
     initialise(layout, role=Role.CONTROLLER, remote="drive:syncd")
     with pytest.raises(UsageError, match="rclone copy drive:syncd drive:other"):
         initialise(layout, role=Role.CONTROLLER, remote="drive:other")
-    (tmp_path / "key").write_text(Key.new().line())
+    (tmp_path / "key").write_text(Key.new().text())
     with pytest.raises(UsageError, match="another key"):
         initialise(layout, role=Role.CONTROLLER, remote="drive:syncd", key_file=tmp_path / "key")
 
@@ -81,17 +81,17 @@ def test_an_end_that_was_at_work_keeps_its_remote_and_its_key(layout, tmp_path):
 def test_a_worker_takes_the_controllers_key(layout, tmp_path, monkeypatch):
     monkeypatch.delenv("SYNCD_KEY", raising=False)
     key = Key.new()
-    (tmp_path / "key").write_text(key.line())
+    (tmp_path / "key").write_text(key.text())
     ways = {
         "file": (tmp_path / "key", ""),
-        "stdin": (Path("-"), f"{key.line()}\n"),
+        "stdin": (Path("-"), f"{key.text()}"),
         "environment": (None, ""),
     }
     for way, (key_file, text) in ways.items():
         worker = Layout(tmp_path / way)
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         if way == "environment":
-            monkeypatch.setenv("SYNCD_KEY", key.line())
+            monkeypatch.setenv("SYNCD_KEY", key.text())
         initialise(worker, role=Role.WORKER, remote="drive:syncd", key_file=key_file)
         monkeypatch.delenv("SYNCD_KEY", raising=False)
         assert load_key(worker, {}) == key

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import replace
 
 import pytest
 
+from protocol.queue import encode_script
 from protocol.results import RunRecord, StageReport
 from protocol.states import Result, State
 from protocol.status import EndedLine, Status
+from syncd.account import Account, AttemptView
 from syncd.show import (
     COMMANDS_SHOWN,
     NO_WORKER,
+    LineFormatter,
     plain_console,
+    print_account,
     print_log,
+    print_record,
     print_results,
     print_status,
 )
@@ -57,7 +64,7 @@ def terminal(monkeypatch):
 def test_an_empty_folder_says_what_is_not_there_yet(capsys):
     print_status([], None)
     assert capsys.readouterr().out == f"The queue has no commands yet.\n\n{NO_WORKER}\n"
-    print_results([], detailed=False)
+    print_results([])
     assert capsys.readouterr().out == "There are no results yet.\n"
 
 
@@ -118,7 +125,8 @@ def test_text_from_the_other_end_is_shown_as_it_is_and_commands_no_terminal(caps
     print_status([command(1, result=Result.FAILED, cause=text, line=f"sh:{text}")], None)
     out = capsys.readouterr().out
     assert out.count(shown) == 2
-    print_results([record(1, cause=text)], detailed=True)
+    print_results([record(1, cause=text)])
+    print_record(record(1, cause=text))
     assert not {"\x1b", "\x07"} & set(out + capsys.readouterr().out)
 
 
@@ -133,12 +141,12 @@ def test_on_a_terminal_each_metric_has_a_line_and_in_a_pipe_each_run(capsys, ter
         run_id="pretrain.0001.7f3a", stage="pretrain",
         metrics={f"a_metric_{n}": n / 3 for n in range(20)},
     )  # fmt: skip
-    print_results([record(1, report=long)], detailed=False)
+    print_results([record(1, report=long)])
     piped = capsys.readouterr().out.splitlines()
     assert len(piped) == 2
     assert piped[1].endswith("a_metric_18 6  a_metric_19 6.333")
     terminal(100)
-    print_results([record(1, report=long)], detailed=False)
+    print_results([record(1, report=long)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("pretrain.0001.7f3a  success  1 min 1 s  1970-01-01T00:01:02Z")
     assert [line.split()[-2] for line in lines[1:]] == list(long.metrics)
@@ -148,11 +156,48 @@ def test_a_verdict_stands_before_the_metrics_and_details_are_json(capsys):
     report = StageReport(
         run_id="pretrain.0001.7f3a", stage="pretrain", metrics={"accuracy": 0.91234}, verdict="hold"
     )
-    print_results([record(1, report=report)], detailed=True)
+    print_results([record(1, report=report)])
+    print_record(record(1, report=report))
     out = capsys.readouterr().out
     assert out.index("hold") < out.index("accuracy")
     assert "0.9123" in out
     assert '"verdict": "hold"' in out
+
+
+def test_what_became_of_a_run_is_told_with_every_attempt(capsys):
+    attempts = (
+        AttemptView(
+            attempt=1, worker="w-000001-7f3a9c02", started=1.0, ended=61.0, result=Result.FAILED,
+            cause="exit 7; last line: boom", last_lines=("epoch 1", "boom"),
+        ),
+        AttemptView(
+            attempt=2, worker="w-000002-7f3a9c02", started=62.0, ended=None, result=None,
+            cause="", last_lines=(),
+        ),
+    )  # fmt: skip
+    line = encode_script("echo 1\necho 2")
+    account = Account(
+        command=command(4, State.STARTED, None, line=line), attempts=attempts, waits_for=""
+    )
+    print_account(account)
+    assert (
+        capsys.readouterr().out
+        == """\
+pretrain.0004.7f3a  started
+command 4: sh: echo 1 ...
+
+attempt 1 on w-000001-7f3a9c02, started 1970-01-01T00:00:01Z, ended 1970-01-01T00:01:01Z after \
+1 min 0 s: failed (exit 7; last line: boom)
+    | epoch 1
+    | boom
+
+attempt 2 on w-000002-7f3a9c02, started 1970-01-01T00:01:02Z: no end is on record
+
+"""
+    )
+    print_account(replace(account, waits_for="another attempt in 4 s", attempts=()))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "pretrain.0004.7f3a  started: waits for another attempt in 4 s"
 
 
 def test_a_log_is_printed_byte_for_byte(tmp_path, capfdbinary):
@@ -160,3 +205,15 @@ def test_a_log_is_printed_byte_for_byte(tmp_path, capfdbinary):
     (tmp_path / "x.log").write_bytes(data)
     print_log(tmp_path / "x.log", follow=False, lines=None)
     assert capfdbinary.readouterr().out == data
+
+
+def test_problems_of_this_end_come_first_and_in_one_line_each(capsys):
+    print_status([], None, ["2 objects were refused; the last: \x1b[31mred\nblue"])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "PROBLEM at this end: 2 objects were refused; the last: \\x1b[31mred\\nblue"
+
+
+def test_what_a_daemon_logs_reaches_the_terminal_in_one_line():
+    formatter = LineFormatter("%(message)s")
+    record = logging.LogRecord("syncd", logging.INFO, "", 0, "%s", ("a\nb\x1b[2J\u202e",), None)
+    assert formatter.format(record) == "a\\nb\\x1b[2J\\u202e"

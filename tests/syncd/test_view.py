@@ -20,7 +20,7 @@ from protocol.queue import MAX_LINE_BYTES, parse_queue
 from protocol.states import Result, State
 from protocol.status import Status
 from syncd import view
-from syncd.delivery.streams import rotate
+from syncd.log_parts import rotate
 from syncd.state import State as Database
 from syncd.view import (
     append_commands,
@@ -29,6 +29,7 @@ from syncd.view import (
     follow,
     read_commands,
     read_journal,
+    read_problems,
     read_status,
     tail,
     wait_for,
@@ -353,3 +354,15 @@ def test_a_log_that_was_cut_goes_on_from_its_new_end(log):
     follower.read()
     append(log, b"new\n")
     assert follower.read() == b"new\n"
+
+
+def test_the_problems_of_a_controller_are_those_that_its_daemon_wrote(tmp_path):
+    layout = Layout(tmp_path)
+    assert read_problems(layout) == []
+    layout.private.mkdir()
+    layout.problems.write_text('["one", "two"]')
+    assert read_problems(layout) == ["one", "two"]
+    for wrong in ("{}", "[", ""):
+        layout.problems.write_text(wrong)
+        with pytest.raises(DataError, match=r"problems\.json"):
+            read_problems(layout)

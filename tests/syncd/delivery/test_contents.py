@@ -58,7 +58,7 @@ def test_a_content_arrives_as_it_was(make, tmp_path, data):
     (tmp_path / "source").write_bytes(data)
     message = send(here, there, tmp_path / "source")
     assert bool(message.pieces) == (len(data) > INLINE_BYTES)
-    there.place(sha256(data), tmp_path / "target", mode=0o755)
+    there.place(sha256(data), tmp_path / "target", mode=0o755, size=len(data))
     assert (tmp_path / "target").read_bytes() == data
     assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o755
 
@@ -67,7 +67,7 @@ def test_a_file_is_never_placed_without_its_owner_being_able_to_write_it(make, t
     here, there = make("here"), make("there")
     (tmp_path / "source").write_bytes(SMALL)
     send(here, there, tmp_path / "source")
-    there.place(sha256(SMALL), tmp_path / "target", mode=0o4044)
+    there.place(sha256(SMALL), tmp_path / "target", mode=0o4044, size=len(SMALL))
     assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o644
 
 
@@ -103,22 +103,22 @@ def test_a_damaged_chunk_is_refused_and_leaves_nothing_behind(make, tmp_path, ch
     folder = tmp_path / "target"
     folder.mkdir()
     with pytest.raises(DataError, match="not those announced"):
-        there.place(sha256(LARGE), folder / "file", mode=0o644)
+        there.place(sha256(LARGE), folder / "file", mode=0o644, size=len(LARGE))
     assert list(folder.iterdir()) == []
 
 
 def test_a_content_that_nobody_announced_or_that_does_not_add_up_is_named(make, tmp_path, chunks):
     there = make("there")
     with pytest.raises(DataError, match="it was never announced"):
-        there.place(sha256(SMALL), tmp_path / "target", mode=0o644)
+        there.place(sha256(SMALL), tmp_path / "target", mode=0o644, size=len(SMALL))
     piece = Piece(object="w-000001-00000000/x", offset=0, length=4)
     there.receive(Content(sha256=sha256(SMALL), size=5, pieces=(piece,)))
     with pytest.raises(DataError, match="do not add up"):
-        there.place(sha256(SMALL), tmp_path / "target", mode=0o644)
+        there.place(sha256(SMALL), tmp_path / "target", mode=0o644, size=len(SMALL))
     piece = Piece(object="w-000001-00000000/x", offset=0, length=5)
     there.receive(Content(sha256=sha256(SMALL), size=5, pieces=(piece,)))
     with pytest.raises(NotFound):
-        there.place(sha256(SMALL), tmp_path / "target", mode=0o644)
+        there.place(sha256(SMALL), tmp_path / "target", mode=0o644, size=len(SMALL))
     assert not (tmp_path / "target").exists()
 
 
@@ -130,10 +130,10 @@ def test_what_is_kept_is_told_apart_by_who_keeps_it(tmp_path, chunks):
         contents.receive(message)
     files.forget(sha256(SMALL))
     payload.keep_only({sha256(SMALL)})
-    payload.place(sha256(SMALL), tmp_path / "target", mode=0o644)
+    payload.place(sha256(SMALL), tmp_path / "target", mode=0o644, size=len(SMALL))
     payload.keep_only(set())
     with pytest.raises(DataError):
-        payload.place(sha256(SMALL), tmp_path / "target", mode=0o644)
+        payload.place(sha256(SMALL), tmp_path / "target", mode=0o644, size=len(SMALL))
     state.close()
 
 
@@ -142,7 +142,7 @@ def test_what_was_dropped_in_a_transaction_that_was_taken_back_is_still_there(ma
     there.receive(Content(sha256=sha256(SMALL), size=5, blob=SMALL))
     with taken_back(there._state):
         there.keep_only(set())
-    there.place(sha256(SMALL), tmp_path / "target", mode=0o644)
+    there.place(sha256(SMALL), tmp_path / "target", mode=0o644, size=len(SMALL))
 
 
 def test_room_is_a_little_more_than_the_size(make, monkeypatch):

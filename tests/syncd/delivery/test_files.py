@@ -11,6 +11,7 @@ from chunks import Chunks
 
 from protocol.errors import RefusedError
 from protocol.messages import DropFile, PutFile
+from protocol.publish import temporary_beside
 from syncd.delivery import files as files_module
 from syncd.delivery.contents import INLINE_BYTES, Contents
 from syncd.delivery.files import LocalFiles, RemoteFiles, checked_path, is_growing
@@ -95,6 +96,14 @@ def test_equal_files_all_arrive(pair):
     assert pair.bring()
     assert [p.name for p in sorted((pair.there / RUN).iterdir())] == ["a", "b", "c"]
     assert pair.blobs() == []
+
+
+def test_what_a_fetch_that_was_killed_had_fetched_is_removed_by_the_next(pair):
+    pair.write(f"{RUN}/a")
+    (pair.there / RUN).mkdir(parents=True)
+    temporary_beside(pair.there / RUN / "a").write_bytes(b"da")
+    assert pair.bring()
+    assert [p.name for p in (pair.there / RUN).iterdir()] == ["a"]
 
 
 def test_files_that_this_end_does_not_want_leave_nothing_here(pair):

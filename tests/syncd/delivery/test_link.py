@@ -4,98 +4,19 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from places import Place
+from talkers import FOLDER, KEY, Cast
 
 from protocol.errors import RefusedError
-from protocol.messages import Append, Grant, Message, Piece, encode_messages
+from protocol.messages import Append, DropFile, Message, Piece, encode_messages
 from protocol.wire import KEY_BYTES, Kind, ObjectName, Role, Sealer, Writer
-from syncd.delivery.link import FencedError, Link
-from syncd.state import State
-
-KEY = secrets.token_bytes(KEY_BYTES)
-FOLDER = "f0"
-
-
-class Talker:
-    """An end that says words, one in a message, and remembers those it heard."""
-
-    def __init__(self, place: Place, folder: Path, role: Role, key: bytes = KEY) -> None:
-        folder.mkdir()
-        self.words: list[str] = []
-        self.said: list[str] = []
-        self.heard: list[tuple[str, str]] = []
-        self.root = place.root
-        self.state = State(folder / "state.db")
-        self.link = Link(
-            remote=place.remote,
-            state=self.state,
-            sealer=Sealer(folder=FOLDER, key=key),
-            role=role,
-            scratch=folder,
-            outgoing=self,
-            incoming=self,
-        )
-
-    def say(self, *words: str) -> None:
-        """Send each word in a pack of its own."""
-        for word in words:
-            self.words.append(word)
-            while self.link.push():
-                pass
-
-    def listen(self) -> list[str]:
-        """Read everything; return the words that were heard so far."""
-        self.link.discover()
-        while self.link.pull():
-            pass
-        return [word for _, word in self.heard]
-
-    @property
-    def folder(self) -> Path:
-        return self.root / str(self.link.writer)
-
-    def collect(self, seq: int, budget: int) -> list[Message]:
-        words, self.words = self.words, []
-        self.said += words
-        return [Grant(writer=word) for word in words]
-
-    def apply(self, writer: Writer, message: Message) -> None:
-        if isinstance(message, Grant):
-            self.heard.append((str(writer), message.writer))
-
-    def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
-        self.heard = [(w, word) for w, word in self.heard if w != str(writer)]
-
-    def pack_up(self, acked: int) -> None:
-        return
-
-    def restate(self) -> list[Message]:
-        return [Grant(writer=word) for word in self.said]
-
-    def kept_objects(self) -> set[str]:
-        return set()
-
-
-class Cast:
-    """Makes talkers, and closes what they opened."""
-
-    def __init__(self, place: Place, folder: Path) -> None:
-        self.place, self.folder = place, folder
-        self.talkers: list[Talker] = []
-
-    def new(self, role: Role, key: bytes = KEY) -> Talker:
-        name = f"{role}-{len(self.talkers)}"
-        self.talkers.append(Talker(self.place, self.folder / name, role, key))
-        return self.talkers[-1]
-
-    def opened(self, role: Role) -> Talker:
-        talker = self.new(role)
-        talker.link.open()
-        return talker
+from syncd.delivery.link import Link
+from syncd.delivery.peers import FencedError
+from syncd.rclone.remote import NotFound
 
 
 @pytest.fixture
@@ -119,7 +40,7 @@ def test_words_are_heard_once_and_in_order_by_both_ends(cast: Cast) -> None:
 def test_a_pack_that_is_missing_holds_up_those_after_it(cast: Cast) -> None:
     laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
     laptop.say("a", "b", "c")
-    second = sorted(laptop.folder.iterdir())[1]
+    second = sorted(laptop.folder.iterdir())[2]
     away = second.rename(cast.folder / "away")
     assert vm.listen() == ["a"]
     away.rename(second)
@@ -130,7 +51,7 @@ def test_a_pack_that_is_missing_holds_up_those_after_it(cast: Cast) -> None:
 def test_a_torn_pack_is_waited_for(cast: Cast, damage: str) -> None:
     laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
     laptop.say("a", "b")
-    path = sorted(laptop.folder.iterdir())[1]
+    path = sorted(laptop.folder.iterdir())[2]
     whole = path.read_bytes()
     path.write_bytes(
         {"cut short": whole[:-1], "empty": b"", "other bytes": b"x" * len(whole)}[damage]
@@ -144,11 +65,11 @@ def test_a_forged_pack_is_counted_and_does_not_keep_the_true_one_away(cast: Cast
     laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
     laptop.say("a")
     forger = Sealer(folder=FOLDER, key=secrets.token_bytes(KEY_BYTES))
-    payload = encode_messages([Grant(writer="forged")])
-    name, body = forger.seal(laptop.link.writer, Kind.PACK, 2, payload)
+    payload = encode_messages([DropFile(path="forged")])
+    name, body = forger.seal(laptop.link.writer, Kind.PACK, 3, payload)
     (laptop.folder / str(name)).write_bytes(body)
     assert vm.listen() == ["a"]
-    assert "the seal does not fit" in next(iter(vm.link.refused.values()))
+    assert "the seal does not fit" in vm.link.refusals.last
     laptop.say("b")
     assert vm.listen() == ["a", "b"]
 
@@ -160,10 +81,10 @@ def test_a_reflected_or_moved_object_is_refused(cast: Cast) -> None:
     original = next(vm.folder.iterdir())
     name = ObjectName.parse(original.name)
     assert name is not None
-    reflected = str(ObjectName(2, name.kind, name.length, name.sha256))
+    reflected = str(ObjectName(3, name.kind, name.length, name.sha256))
     (laptop.folder / reflected).write_bytes(original.read_bytes())
     assert vm.listen() == ["a"]
-    assert len(vm.link.refused) == 1
+    assert vm.link.refusals.count == 1
 
 
 def test_a_writer_without_a_valid_hello_counts_for_nothing(cast: Cast) -> None:
@@ -174,7 +95,7 @@ def test_a_writer_without_a_valid_hello_counts_for_nothing(cast: Cast) -> None:
     stranger.state.put("seq", 0)
     stranger.say("evil")
     assert vm.listen() == ["a"]
-    assert vm.link.peer() == laptop.link.writer
+    assert vm.link.peers.newest() == laptop.link.writer
     laptop.say("b")
     assert vm.listen() == ["a", "b"]
 
@@ -190,6 +111,122 @@ def test_a_successor_reads_its_predecessor_and_fences_it(cast: Cast) -> None:
     assert laptop.listen() == ["x", "y", "z"]
     with pytest.raises(FencedError, match="has taken over"):
         old.link.discover()
+
+
+def test_what_a_predecessor_sent_before_it_could_see_its_successor_counts(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laptop, old, new = (
+        cast.opened(Role.CONTROLLER),
+        cast.opened(Role.WORKER),
+        cast.new(Role.WORKER),
+    )
+    old.say("x")
+    send = new.link._send_packs
+
+    def late() -> None:
+        if len(old.said) == 1:
+            old.say("y")
+        send()
+
+    monkeypatch.setattr(new.link, "_send_packs", late)
+    new.link.open()
+    assert [word for _, word in new.heard] == ["x", "y"]
+    new.say("z")
+    old.say("too late")
+    assert laptop.listen() == ["x", "y", "z"]
+
+
+def test_a_reader_that_saw_only_the_first_hello_still_takes_all_that_counts(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laptop, old, new = (
+        cast.opened(Role.CONTROLLER),
+        cast.opened(Role.WORKER),
+        cast.new(Role.WORKER),
+    )
+    old.say("x")
+    send = new.link._send_packs
+
+    def late() -> None:
+        old.say("y")
+        send()
+        monkeypatch.undo()
+        assert laptop.listen() == ["x"]
+        raise NotFound("a crash", path="here", why="it was killed")
+
+    monkeypatch.setattr(new.link, "_send_packs", late)
+    with pytest.raises(NotFound):
+        new.link.open()
+    assert not new.link.joined
+    new.link.open()
+    assert new.link.joined
+    new.say("z")
+    assert laptop.listen() == ["x", "y", "z"]
+
+
+def test_a_pack_is_confirmed_once_nobody_was_there_after_it(cast: Cast) -> None:
+    old = cast.opened(Role.WORKER)
+    old.say("claim")
+    seq = old.link.last_seq()
+    assert not old.link.confirmed(seq)
+    old.link.discover()
+    assert old.link.confirmed(seq)
+    old.say("another")
+    cast.opened(Role.WORKER)
+    with pytest.raises(FencedError):
+        old.link.discover()
+    assert not old.link.confirmed(old.link.last_seq())
+
+
+def test_a_hello_that_cannot_be_read_yet_confirms_nothing(cast: Cast) -> None:
+    old, new = cast.opened(Role.WORKER), cast.opened(Role.WORKER)
+    old.say("claim")
+    hello = next(new.folder.iterdir())
+    whole = hello.read_bytes()
+    hello.write_bytes(b"x" * len(whole))
+    old.link.discover()
+    assert not old.link.confirmed(old.link.last_seq())
+    hello.write_bytes(whole)
+    with pytest.raises(FencedError):
+        old.link.discover()
+
+
+def test_the_other_ends_acknowledgement_of_a_successor_fences(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syncd.delivery.link.ACK_SECONDS", 0.0)
+    laptop, old, new = (
+        cast.opened(Role.CONTROLLER),
+        cast.opened(Role.WORKER),
+        cast.opened(Role.WORKER),
+    )
+    new.say("x")
+    laptop.listen()
+    laptop.say("a")
+    shutil.move(new.folder, cast.folder / "not listed")
+    old.link.discover()
+    with pytest.raises(FencedError, match=str(new.link.writer)):
+        old.link.pull()
+
+
+def test_a_predecessor_that_was_heard_and_cannot_be_read_is_named(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syncd.delivery.link.ACK_SECONDS", 0.0)
+    laptop, old = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    old.say("x", "y")
+    laptop.listen()
+    laptop.say("a")
+    last = sorted(old.folder.iterdir())[-1]
+    away = last.rename(cast.folder / "deleted")
+    new = cast.opened(Role.WORKER)
+    new.listen()
+    assert new.link.peers.unread() == [old.link.writer]
+    away.rename(last)
+    third = cast.opened(Role.WORKER)
+    third.listen()
+    assert third.link.peers.unread() == [old.link.writer]  # it was not the third's to read
 
 
 def test_a_state_takes_the_place_of_packs(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +253,7 @@ def test_a_forged_state_does_not_keep_the_true_one_away(
     name, body = forger.seal(laptop.link.writer, Kind.STATE, 9, encode_messages([]))
     (laptop.folder / str(name)).write_bytes(body)
     assert vm.listen() == list("abcdef")
-    assert len(vm.link.refused) == 1
+    assert vm.link.refusals.count == 1
 
 
 def test_a_pack_that_was_made_is_sent_after_a_restart_under_its_name(cast: Cast) -> None:
@@ -252,7 +289,7 @@ def test_a_pack_that_fails_to_be_made_moves_no_cursor(
     with pytest.raises(OSError, match="cannot be read"):
         laptop.link.push()
     assert laptop.state.get("cursor") is None
-    assert laptop.state.get("seq") == 1
+    assert laptop.state.get("seq") == 2
 
 
 def test_acknowledgements_reach_the_writer_and_cause_none_themselves(
@@ -265,7 +302,7 @@ def test_acknowledgements_reach_the_writer_and_cause_none_themselves(
     vm.listen()
     assert vm.link.push()
     laptop.listen()
-    assert laptop.link.acked() == 2
+    assert laptop.link.acked() == 3
     rounds = 0
     while laptop.link.push() or vm.link.push():
         laptop.listen()
@@ -294,7 +331,7 @@ def test_a_message_of_another_kind_of_end_is_still_handed_on_in_order(cast: Cast
     seen: list[Message] = []
     laptop.apply = lambda writer, message: seen.append(message)  # type: ignore[method-assign]
     append = Append(path="in/a.log", stream="s", start=0, end=3, blob=b"abc")
-    vm.collect = lambda seq, budget: [append] if seq == 1 else []  # type: ignore[method-assign]
+    vm.collect = lambda seq, budget: [append] if seq == 2 else []  # type: ignore[method-assign]
     assert vm.link.push()
     laptop.listen()
     assert seen[-1] == append
@@ -305,14 +342,14 @@ def test_a_message_that_is_refused_does_not_keep_the_next_ones_away(cast: Cast) 
     heard = vm.apply
 
     def picky(writer: Writer, message: Message) -> None:
-        if isinstance(message, Grant) and message.writer == "bad":
+        if isinstance(message, DropFile) and message.path == "bad":
             raise RefusedError("take a word", why="it is bad")
         heard(writer, message)
 
     vm.apply = picky  # type: ignore[method-assign]
     laptop.say("a", "bad", "b")
     assert vm.listen() == ["a", "b"]
-    assert list(vm.link.refused.values()) == ["take a word: it is bad"]
+    assert (vm.link.refusals.count, vm.link.refusals.last) == (1, "take a word: it is bad")
 
 
 def test_an_end_whose_remote_was_emptied_says_everything_again(cast: Cast) -> None:

@@ -12,6 +12,7 @@ from chunks import Chunks
 
 from protocol.errors import ConfigError, RefusedError, RemoteError
 from protocol.messages import FileEntry, Snapshot
+from protocol.publish import temporary_beside
 from protocol.snapshots import encode_snapshot
 from protocol.wire import Role
 from syncd.delivery import payload as payload_module
@@ -358,6 +359,15 @@ def test_contents_of_a_snapshot_that_a_run_needs_outlive_the_next(pair):
     pair.store.unpack((1,))
     assert pair.files(pair.store.exactly(1).folder)["a"] == b"one"
     assert pair.files()["a"] == b"two"
+
+
+def test_what_a_killed_worker_had_begun_to_unpack_is_removed(pair):
+    folder = pair.there / ".syncd" / "payload"
+    (temporary_beside(folder / "000001-aa") / "scripts").mkdir(parents=True)
+    temporary_beside(pair.there / "serve").symlink_to(folder / "000001-aa")
+    PayloadStore(pair.states[1], pair.there, folder, pair.store._contents)
+    assert list(folder.iterdir()) == []
+    assert not list(pair.there.glob(".serve.*"))
 
 
 def test_a_damaged_content_keeps_the_payload_out_until_it_is_mended(pair):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import subprocess
 
 import pytest
 from crashing import taken_back
@@ -12,8 +14,12 @@ from hypothesis import strategies as st
 
 from protocol.logs import drop_redraws
 from protocol.messages import Append
-from syncd.delivery import streams
-from syncd.delivery.streams import Joins, Tails, rotate, rotated
+from syncd import holes
+from syncd.delivery import parked, streams
+from syncd.delivery.streams import Joins, Tails
+from syncd.delivery.unacked import Unacked
+from syncd.holes import free_until
+from syncd.log_parts import rotate, rotated
 from syncd.state import State
 
 LOG = "in/pretrain.log"
@@ -184,6 +190,16 @@ def test_another_file_with_the_same_inode_is_not_taken_for_the_one_before(pair):
     assert pair.target.read_bytes().endswith(b"0001.7f3a\n[syncd] start pretrain.0002.7f3a\nmore\n")
 
 
+def test_nor_is_one_of_the_same_size(pair):
+    pair.write(b"run 1\n")
+    pair.send()
+    pair.source.unlink()
+    pair.write(b"run 2\n")
+    pair.states[0].run("UPDATE tails SET inode = ?", pair.source.stat().st_ino)
+    pair.send()
+    assert pair.target.read_bytes() == b"run 1\nrun 2\n"
+
+
 def test_a_file_that_was_replaced_by_another_is_sent_whole(pair):
     pair.write(b"one\n")
     pair.send()
@@ -212,6 +228,208 @@ def test_a_collect_of_a_file_that_did_not_grow_writes_nothing(pair):
     before = pair.states[0]._db.total_changes
     pair.collect()
     assert pair.states[0]._db.total_changes == before
+
+
+# What a log's budget has freed
+
+BLOCK = 4096
+
+
+@pytest.fixture
+def small_steps(monkeypatch):
+    """Holes of one block, in place of megabytes."""
+    for module in (holes, streams):
+        monkeypatch.setattr(module, "STEP", BLOCK)
+
+
+def lines(first, last):
+    """Blocks of lines that say which block they are of."""
+    return b"".join(b"%07d\n" % number * (BLOCK // 8) for number in range(first, last))
+
+
+def free(path, blocks):
+    with open(path, "r+b") as file:
+        free_until(file.fileno(), blocks * BLOCK)
+
+
+GAP = b"\n[syncd] %d bytes of this log are missing here\n"
+
+
+def test_what_was_freed_before_it_was_sent_is_a_gap_and_no_zeros(pair, small_steps):
+    pair.write(lines(0, 8))
+    pair.collect(budget=3 * BLOCK, terminal=True)
+    free(pair.source, 5)
+    assert pair.tails.behind(LOG) == 3 * BLOCK
+    (segment,) = pair.collect(terminal=True)
+    assert (segment.start, segment.end, segment.blob) == (5 * BLOCK, 8 * BLOCK, lines(5, 8))
+    assert pair.tails.behind(LOG) == 0
+
+
+def test_the_reader_is_told_how_much_was_freed(pair, small_steps):
+    pair.write(lines(0, 2))
+    pair.send(terminal=True)
+    pair.write(lines(2, 6))
+    free(pair.source, 4)
+    pair.send(terminal=True)
+    assert pair.target.read_bytes() == lines(0, 2) + GAP % (2 * BLOCK) + lines(4, 6)
+
+
+def test_a_log_of_which_what_was_sent_is_freed_goes_on_as_the_same_stream(pair, small_steps):
+    pair.write(lines(0, 4))
+    (first,) = pair.collect(terminal=True)
+    free(pair.source, 3)
+    pair.write(lines(4, 5))
+    (second,) = pair.collect(terminal=True)
+    free(pair.source, 5)
+    pair.write(b"last\n")
+    (third,) = pair.collect(terminal=True)
+    assert {first.stream, second.stream, third.stream} == {first.stream}
+    pair.deliver([first, second, third])
+    assert pair.target.read_bytes() == lines(0, 5) + b"last\n"
+
+
+def test_a_log_that_was_emptied_and_freed_again_is_another(pair, small_steps):
+    pair.write(lines(0, 4))
+    pair.send(terminal=True)
+    pair.source.write_bytes(lines(10, 16))
+    free(pair.source, 2)
+    pair.send(terminal=True)
+    assert pair.target.read_bytes() == lines(0, 4) + GAP % (2 * BLOCK) + lines(12, 16)
+
+
+def test_a_worker_without_a_memory_sends_what_is_left_of_a_log(pair, small_steps):
+    pair.write(lines(0, 4))
+    free(pair.source, 2)
+    pair.send(terminal=True)
+    assert pair.target.read_bytes() == GAP % (2 * BLOCK) + lines(2, 4)
+
+
+def test_zeros_that_a_program_wrote_into_a_file_of_its_own_are_sent(tmp_path, small_steps):
+    pair = Pair(tmp_path, "in/artifacts/r/events.out.tfevents.1")
+    pair.write(lines(0, 4))
+    free(pair.source, 2)
+    pair.send()
+    assert pair.target.read_bytes() == bytes(2 * BLOCK) + lines(2, 4)
+    pair.close()
+
+
+def test_a_state_repeats_of_a_log_what_is_left_of_it(pair, small_steps):
+    unacked = Unacked(pair.states[0], pair.here)
+    chunks = []
+
+    def put_chunk(data):
+        chunks.append(data)
+        return f"chunk-{len(chunks)}"
+
+    for number in range(3):
+        pair.write(lines(2 * number, 2 * number + 2))
+        with pair.states[0].transaction():
+            unacked.note(number + 1, pair.tails.collect(LOG, 10**9, terminal=True))
+        if number == 1:
+            free(pair.source, 1)
+            unacked.pack_up(0, put_chunk)
+    free(pair.source, 5)
+    chunk, inline = unacked.restate()
+    assert (chunk.start, chunk.end, chunks) == (BLOCK, 4 * BLOCK, [lines(1, 4)])
+    assert (inline.start, inline.end, inline.blob) == (5 * BLOCK, 6 * BLOCK, lines(5, 6))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.sampled_from(["write", "write", "collect", "free", "rotate"]), max_size=14))
+def test_however_a_log_is_freed_what_arrives_is_what_was_written_less_gaps(
+    tmp_path_factory, actions
+):
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (holes, streams):
+            patch.setattr(module, "STEP", BLOCK)
+        pair = Pair(tmp_path_factory.mktemp("pair"))
+        written = 0
+        for action in [*actions, "collect"]:
+            size = pair.source.stat().st_size if pair.source.exists() else 0
+            if action == "write":
+                pair.write(lines(written, written + 2))
+                written += 2
+            elif action == "free":
+                if size:
+                    free(pair.source, size // BLOCK - 1)
+            elif action == "rotate":
+                pair.send(terminal=True)
+                rotate(pair.source, limit=1)
+            else:
+                pair.deliver(pair.collect(budget=3 * BLOCK, terminal=True))
+        pair.send(terminal=True)
+        data = pair.target.read_bytes() if pair.target.exists() else b""
+        assert b"\0" not in data
+        told = sum(int(line.split()[1]) for line in data.splitlines() if b"missing" in line)
+        numbers = [line for line in data.splitlines() if line.isdigit()]
+        assert numbers == sorted(numbers)
+        assert len(numbers) * 8 + told == written * BLOCK
+        pair.close()
+
+
+# What cannot be read
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """A function that has the system refuse to open a file, as a bad disk does, or no more."""
+    refused = set()
+    real = os.open
+
+    def opening(path, flags, *args, **how):
+        if os.fspath(path) in refused:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real(path, flags, *args, **how)
+
+    monkeypatch.setattr(os, "open", opening)
+
+    def refuse(path, *, yes=True):
+        (refused.add if yes else refused.discard)(str(path))
+
+    return refuse
+
+
+def test_a_log_that_cannot_be_read_is_named_and_tried_again(pair, unreadable):
+    pair.write(b"one\n")
+    unreadable(pair.source)
+    assert pair.collect() == []
+    assert pair.tails.problems() == {LOG: "cannot be read: Input/output error"}
+    assert pair.tails.behind(LOG) == 0
+    unreadable(pair.source, yes=False)
+    pair.send()
+    assert pair.tails.problems() == {}
+    assert pair.target.read_bytes() == b"one\n"
+
+
+def test_of_a_log_that_fails_halfway_nothing_is_lost_or_sent_twice(pair, monkeypatch):
+    pair.write(b"old\n")
+    rotate(pair.source, limit=1)
+    pair.write(b"new\n")
+    real, failing = streams.read_segment, []
+
+    def reading(file, *args, **how):
+        if failing and file.name == str(pair.source):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file, *args, **how)
+
+    monkeypatch.setattr(streams, "read_segment", reading)
+    failing.append(True)
+    first = pair.collect()
+    assert [message.blob for message in first] == [b"old\n"]
+    assert LOG in pair.tails.problems()
+    failing.clear()
+    pair.deliver(first)
+    pair.send()
+    assert pair.target.read_bytes() == b"old\nnew\n"
+
+
+def test_a_folder_or_a_link_in_a_logs_place_is_named(pair):
+    for make in (os.mkdir, lambda path: path.symlink_to(pair.here / "elsewhere")):
+        make(pair.source)
+        pair.collect()
+        assert pair.tails.problems() == {LOG: "left out: a link, or no regular file"}
+        pair.source.rmdir() if pair.source.is_dir() else pair.source.unlink()
+        assert pair.tails.problems() == {}
 
 
 # Putting together
@@ -269,6 +487,122 @@ def test_a_crash_just_after_a_rotation_doubles_nothing(pair, monkeypatch):
     pair.deliver(messages)
     assert pair.target.read_bytes() == b"one\ntwo\n"
     assert rotated(pair.target).read_bytes() == b"a long line\n"
+
+
+def test_a_stream_that_becomes_long_goes_on_in_a_new_part_and_the_newest_is_kept(pair, monkeypatch):
+    monkeypatch.setattr(streams, "rotate", lambda path: rotate(path, limit=20))
+    written = b""
+    for number in range(30):
+        line = b"line %d\n" % number
+        pair.deliver([segment(len(written), line)])
+        written += line
+    both = rotated(pair.target).read_bytes() + pair.target.read_bytes()
+    assert written.endswith(both)
+    assert 20 < len(both) <= 60
+
+
+@pytest.mark.parametrize("crash_after", [1, 2, 3])
+def test_a_crash_around_a_rotation_in_the_middle_of_a_stream_doubles_nothing(
+    pair, monkeypatch, crash_after
+):
+    monkeypatch.setattr(streams, "rotate", lambda path: rotate(path, limit=8))
+    pair.deliver([segment(0, b"first line\n")])
+    messages = [segment(11, b"2\n"), segment(13, b"3\n"), segment(15, b"4\n")]
+    for _ in range(2):
+        with taken_back(pair.states[1]):
+            for message in messages[:crash_after]:
+                pair.joins.apply(message)
+    pair.deliver(messages)
+    assert rotated(pair.target).read_bytes() == b"first line\n"
+    assert pair.target.read_bytes() == b"2\n3\n4\n"
+
+
+def test_what_a_crash_left_beyond_the_record_is_in_neither_part(pair, monkeypatch):
+    monkeypatch.setattr(streams, "rotate", lambda path: rotate(path, limit=8))
+    pair.deliver([segment(0, b"first line\n")])
+    with open(pair.target, "ab") as file:
+        file.write(b"half of a li")
+    pair.deliver([segment(11, b"2\n")])
+    assert rotated(pair.target).read_bytes() == b"first line\n"
+    assert pair.target.read_bytes() == b"2\n"
+
+
+def refuse_to_write(monkeypatch, pair, error):
+    """Have each write of the log fail, as on an immutable file; return what ends that."""
+    failing = [True]
+    real = streams._opened
+
+    def opened(target, path):
+        if failing and path == LOG:
+            raise OSError(error, os.strerror(error))
+        return real(target, path)
+
+    monkeypatch.setattr(streams, "_opened", opened)
+    return failing.clear
+
+
+def test_what_cannot_be_written_waits_in_order_and_its_file_is_named(pair, monkeypatch):
+    pair.deliver([segment(0, b"one\n")])
+    mend = refuse_to_write(monkeypatch, pair, errno.EPERM)
+    other = Append(path="in/gate.log", stream="s", start=0, end=6, blob=b"other\n")
+    pair.deliver([segment(4, b"two\n"), other])
+    pair.deliver([segment(8, b"three\n")])
+    assert (pair.there / "in/gate.log").read_bytes() == b"other\n"
+    pair.joins.retry()
+    why = "cannot be written: Operation not permitted; 10 bytes of it wait"
+    assert pair.joins.problems == {LOG: why}
+    mend()
+    pair.deliver([segment(14, b"four\n")])  # in its turn, though it could be written
+    assert pair.target.read_bytes() == b"one\n"
+    pair.joins.retry()
+    assert pair.target.read_bytes() == b"one\ntwo\nthree\nfour\n"
+    assert pair.joins.problems == {}
+    pair.deliver([segment(19, b"five\n")])
+    assert pair.target.read_bytes().endswith(b"four\nfive\n")
+
+
+def test_what_waits_survives_a_restart(pair, monkeypatch):
+    pair.deliver([segment(0, b"one\n")])
+    mend = refuse_to_write(monkeypatch, pair, errno.EROFS)
+    pair.deliver([segment(4, b"two\n")])
+    mend()
+    Joins(pair.states[1], pair.there).retry()
+    assert pair.target.read_bytes() == b"one\ntwo\n"
+
+
+def test_of_what_waits_the_newest_is_kept_and_the_rest_is_a_gap(pair, monkeypatch):
+    monkeypatch.setattr(parked, "ROTATE_BYTES", 10)
+    pair.deliver([segment(0, b"one\n")])
+    mend = refuse_to_write(monkeypatch, pair, errno.EPERM)
+    pair.deliver([segment(4 + 4 * number, b"%3d\n" % number) for number in range(5)])
+    mend()
+    pair.joins.retry()
+    assert pair.target.read_bytes() == b"one\n" + GAP % 12 + b"  3\n  4\n"
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_on_a_full_disk_nothing_is_passed_over(pair, monkeypatch, error):
+    pair.deliver([segment(0, b"one\n")])
+    mend = refuse_to_write(monkeypatch, pair, error)
+    with pytest.raises(OSError, match=os.strerror(error)):
+        pair.deliver([segment(4, b"two\n")])
+    mend()
+    pair.deliver([segment(4, b"two\n")])
+    assert pair.target.read_bytes() == b"one\ntwo\n"
+
+
+def test_an_immutable_log_holds_up_no_other_message(pair):
+    pair.deliver([segment(0, b"one\n")])
+    done = subprocess.run(["chattr", "+i", pair.target], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("no file can be made immutable here")
+    try:
+        pair.deliver([segment(4, b"two\n")])
+        assert "Operation not permitted" in pair.joins.problems[LOG]
+    finally:
+        subprocess.run(["chattr", "-i", pair.target], check=True)
+    pair.joins.retry()
+    assert pair.target.read_bytes() == b"one\ntwo\n"
 
 
 def test_a_receiver_that_lost_its_state_builds_the_log_anew(pair):

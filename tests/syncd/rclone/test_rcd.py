@@ -227,6 +227,20 @@ def test_over_tcp_it_needs_a_password_that_no_command_line_shows(tmp_path, monke
         noop(rclone)
 
 
+def test_one_that_is_killed_while_it_starts_is_started_until_it_works(tmp_path, monkeypatch):
+    real, tries = rclone_binary.find_rclone(), tmp_path / "tries"
+    script = tmp_path / "rclone"
+    script.write_text(
+        f"#!/bin/sh\necho >> {tries}\n[ $(wc -l < {tries}) -gt 3 ] || kill -9 $$\n"
+        f'exec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(rclone_process, "find_rclone", lambda: script)
+    with Rclone(tmp_path / "run") as rclone:
+        assert rclone.call("rc/noop", {}, 10) == {}
+        assert rclone.restarts == 3
+
+
 def test_an_interrupt_of_the_daemon_leaves_rclone_to_be_closed_by_it(rclone):
     assert os.getsid(rclone.pid) != os.getsid(0)
 
@@ -298,6 +312,7 @@ def test_the_thread_that_starts_rclone_need_not_live(tmp_path):
         ("googleapi: Error 403: insufficient permissions, forbidden", Fatal),
         ("googleapi: Error 403: quota, storageQuotaExceeded", Fatal),
         ("operation error S3: PutObject, StatusCode: 403, AccessDenied", Fatal),
+        ("ssh: handshake failed: ssh: unexpected message type 51 (expected 60)", Fatal),
         ("open /x/y: permission denied", Fatal),
         ("write /x/y: no space left on device", Fatal),
         ("507 Insufficient Storage", Fatal),

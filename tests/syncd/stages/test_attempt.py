@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import BusyError, DataError, RunFailedError, UsageError
+from protocol.errors import BusyError, DataError, ExitCode, RunFailedError, UsageError
 from protocol.logs import LogEnd, parse_log_line
 from protocol.states import Result
 from syncd.platform import Identity, boot_id
@@ -26,16 +26,21 @@ from syncd.stages.attempt import (
     Orphaned,
     Running,
     Vanished,
-    kill_orphan,
     observe,
     prepare,
-    remains,
     request_stop,
     spawn,
-    stop_requested,
 )
-from syncd.stages.attempt_files import AttemptSpec, StageStart, read_file, read_spec, take_lock
+from syncd.stages.attempt_files import (
+    AttemptSpec,
+    StageStart,
+    read_file,
+    read_spec,
+    stop_requested,
+    take_lock,
+)
 from syncd.stages.causes import StopReason
+from syncd.stages.orphans import remains
 from syncd.stages.process_tree import descendants, end_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the worker runs on Linux")
@@ -227,12 +232,12 @@ def test_a_stage_outlives_its_supervisor_and_is_killed_as_an_orphan(
     now = observe(folder)
     assert isinstance(now, Orphaned)
     assert {pid, runaway} <= {process.pid for process in now.processes}
-    record = kill_orphan(folder)
-    assert (record.result, record.cause) == (Result.KILLED, "its supervisor died")
+    record = ended_by_spawning_again(folder)
+    cause = "its supervisor died; last line: half a line"
+    assert (record.result, record.cause) == (Result.KILLED, cause)
     assert gone(pid)
     assert gone(runaway)
-    assert observe(folder) == Ended(record)
-    assert kill_orphan(folder) == record
+    assert observe(folder) == spawn(folder) == Ended(record)
     log = (tmp_path / "pretrain.log").read_bytes()
     assert b"half a line\n[syncd] end" in log
 
@@ -256,7 +261,7 @@ time.sleep(600)
     wait_for(lambda: gone(pid))
     with pytest.raises(BusyError, match="still alive"):
         spawn(make("touch second", attempt=2))
-    kill_orphan(folder)
+    ended_by_spawning_again(folder)
     assert gone(runaway)
     assert not (tmp_path / "second").exists()
     spawn(tmp_path / "runs" / RUN_ID / "attempt-2")
@@ -266,12 +271,25 @@ time.sleep(600)
 def test_an_orphan_that_ignores_sigterm_is_killed(
     make: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = make(f"trap '' TERM; {UNTIL_GO}")
+    folder = make(f"trap '' TERM; {UNTIL_GO}", grace=0.2)
     spawn(folder)
     (pid,) = pids(tmp_path / "pids")
     kill_supervisor(folder)
-    kill_orphan(folder, grace=0.2)
+    ended_by_spawning_again(folder)
     assert gone(pid)
+
+
+def test_nobody_waits_for_the_end_of_an_orphan(make: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make(f"trap '' TERM; {UNTIL_GO}", grace=600.0)
+    spawn(folder)
+    (pid,) = pids(tmp_path / "pids")
+    for _ in range(2):  # the one that took over dies, too
+        kill_supervisor(folder)
+        assert isinstance(observe(folder), Orphaned)
+        assert isinstance(spawn(folder), Running)
+        assert not gone(pid)
+    (tmp_path / "go").touch()
+    assert ended(folder).result is Result.KILLED
 
 
 def test_a_second_attempt_cannot_start_beside_an_orphan(
@@ -283,7 +301,7 @@ def test_a_second_attempt_cannot_start_beside_an_orphan(
     kill_supervisor(folder)
     with pytest.raises(BusyError, match="still alive"):
         spawn(make("touch second", attempt=2))
-    assert isinstance(spawn(folder), Orphaned)
+    assert isinstance(observe(folder), Orphaned)
     assert not (tmp_path / "second").exists()
 
 
@@ -293,7 +311,8 @@ def test_a_stop_asked_of_an_orphan_is_its_cause(make: Callable[..., Path], tmp_p
     pids(tmp_path / "pids")
     kill_supervisor(folder)
     request_stop(folder, StopReason.STOPPED)
-    assert kill_orphan(folder).result is Result.STOPPED
+    record = ended_by_spawning_again(folder)
+    assert (record.result, record.cause) == (Result.STOPPED, "stopped; its supervisor had died")
 
 
 def test_all_killed_at_once_has_vanished(make: Callable[..., Path], tmp_path: Path) -> None:
@@ -304,7 +323,7 @@ def test_all_killed_at_once_has_vanished(make: Callable[..., Path], tmp_path: Pa
     for process in remains(folder):
         process.signal(signal.SIGKILL)
     wait_for(lambda: not remains(folder))
-    assert observe(folder) == Vanished(started=True, rebooted=False)
+    assert observe(folder) == Vanished(started=True)
     assert ended_by_spawning_again(folder).cause == "its supervisor died"
     assert pids(tmp_path / "pids") == [pid]
 
@@ -320,13 +339,13 @@ def test_a_supervisor_killed_before_the_stage_started_can_be_spawned_again(
     folder = make("exit 6")
     dead = Identity(4_000_000, "1", boot_id())
     (folder / "supervisor.json").write_text(json.dumps(vars(dead)))
-    assert observe(folder) == Vanished(started=False, rebooted=False)
+    assert observe(folder) == Vanished(started=False)
     assert ended_by_spawning_again(folder).exit_code == 6
 
 
 CRASHING_SUPERVISOR = """
 import sys
-from syncd.stages import supervisor
+from syncd.stages import exits, supervisor
 
 publish = supervisor.publish_json
 
@@ -335,7 +354,7 @@ def publish_or_die(path, value, **more):
     publish(path, value, **more)
     if path.name == {name!r}: os.kill(os.getpid(), signal.SIGKILL)
 
-supervisor.publish_json = publish_or_die
+exits.publish_json = supervisor.publish_json = publish_or_die
 supervisor.main([{folder!r}])
 """
 
@@ -358,7 +377,7 @@ def test_a_supervisor_killed_at_any_step_runs_the_command_at_most_once(
     if (name, moment) == ("exit.json", "after"):
         assert isinstance(observe(folder), Ended)
     elif (name, moment) != ("supervisor.json", "before"):
-        assert observe(folder) == Vanished(started=recorded, rebooted=False)
+        assert observe(folder) == Vanished(started=recorded)
     record = ended_by_spawning_again(folder)
     assert (record.result is Result.SUCCESS) == (not recorded or (moment == "after" and ran))
     assert (tmp_path / "ran").exists() == (ran or not recorded)
@@ -372,8 +391,8 @@ def test_after_a_reboot_the_machine_is_the_cause(make: Callable[..., Path]) -> N
     start = StageStart(identity=before, time=5.0)
     (folder / "supervisor.json").write_text(json.dumps(vars(before)))
     (folder / "stage.json").write_text(json.dumps(start, default=vars))
-    assert observe(folder) == Vanished(started=True, rebooted=True)
-    record = kill_orphan(folder)
+    assert observe(folder) == Vanished(started=True)
+    record = ended_by_spawning_again(folder)
     assert (record.result, record.cause) == (Result.KILLED, "the machine was restarted")
     assert record.started == 5.0
 
@@ -388,16 +407,18 @@ def test_a_process_id_that_was_used_again_is_never_signalled(make: Callable[...,
         request_stop(folder, StopReason.STOPPED)
         assert remains(folder) == []
         assert descendants([Identity(os.getpid(), "1", boot_id())]) == []
-        kill_orphan(folder, grace=0)
+        ended_by_spawning_again(folder)
         assert bystander.poll() is None
         bystander.kill()
 
 
 def test_a_running_attempt_is_no_orphan(make: Callable[..., Path], tmp_path: Path) -> None:
     folder = make(UNTIL_GO)
-    spawn(folder)
-    with pytest.raises(BusyError, match="is alive"):
-        kill_orphan(folder)
+    running = spawn(folder)
+    pids(tmp_path / "pids")
+    command = [sys.executable, "-m", "syncd.stages.supervisor", str(folder)]
+    assert subprocess.run(command, check=False).returncode == ExitCode.BUSY
+    assert spawn(folder) == observe(folder) == running
     (tmp_path / "go").touch()
     assert ended(folder).result is Result.SUCCESS
 
@@ -477,6 +498,7 @@ def test_a_spec_survives_its_file(tmp_path: Path) -> None:
         ({"log": "x.log"}, "log is 'x.log', and must be an absolute path"),
         ({"timeout": 0}, "timeout is 0, and must be seconds above 0"),
         ({"grace": -1}, "grace is -1, and must be seconds, 0 or more"),
+        ({"fence": "f"}, "fence is 'f', and must be an absolute path, or empty"),
     ],
 )
 def test_a_spec_that_cannot_run_is_refused(

@@ -76,6 +76,11 @@ def test_an_end_has_a_result_and_a_cause(facts: Facts, result: Result, cause: st
             Result.STOPPED,
             "stopped before it started",
         ),
+        (
+            Facts(stop=StopReason.FENCED, signal=15, fenced_by="w-000002-51b0c7de"),
+            Result.STOPPED,
+            "fenced: w-000002-51b0c7de has taken over",
+        ),
         (Facts(stop=StopReason.STOPPED), Result.STOPPED, "stopped; its supervisor had died"),
         (
             Facts(stop=StopReason.TERMINATED, signal=15),
@@ -92,7 +97,7 @@ def test_what_we_ended_is_not_blamed_on_the_stage(facts: Facts, result: Result, 
     ("facts", "cause"),
     [
         (Facts(), "its supervisor died"),
-        (Facts(started=False), "its supervisor died before it started"),
+        (Facts(tail=b"epoch 1\nloss 3\n"), "its supervisor died; last line: loss 3"),
         (Facts(rebooted=True), "the machine was restarted"),
     ],
 )

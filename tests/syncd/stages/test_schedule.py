@@ -474,3 +474,32 @@ def test_every_queue_comes_to_its_end_and_breaks_no_rule_on_the_way(queue, seed)
             return
         world.pass_time(chance)
     raise AssertionError("the queue never came to its end")
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(queues(), st.integers(0, 10**6), st.integers(0, 20), st.sampled_from(NAMES))
+def test_a_stop_that_comes_at_any_moment_stops_what_stands_before_it(queue, seed, moment, stage):
+    chance = random.Random(seed)
+    world = World(*queue)
+    for _ in range(moment):
+        world.apply(world.plan())
+        world.pass_time(chance)
+    stop = max(world.entries, default=0) + 1
+    reached = {
+        e.number: e.alive
+        for e in world.entries.values()
+        if e.command == RunCommand(stage) and e.state is not ENDED
+    }
+    world.entries[stop] = entry(stop, f"stop:{stage}")
+    for _ in range(400):
+        found = world.plan()
+        started = {a.number for a in found.actions if isinstance(a, Start)}
+        assert not started & set(reached), "started after it was stopped"
+        world.apply(found)
+        if all(e.state is ENDED for e in world.entries.values()):
+            break
+        world.pass_time(chance)
+    assert world.entries[stop].result is Result.SUCCESS
+    for number, alive in reached.items():
+        # One that was alive may have ended by itself before it was asked.
+        assert alive or world.entries[number].result is Result.STOPPED

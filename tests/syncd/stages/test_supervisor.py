@@ -19,9 +19,10 @@ import pytest
 from protocol.logs import LogEnd, LogStart, parse_log_line
 from protocol.states import Result
 from syncd.platform import Identity
-from syncd.stages.attempt import attempt_dir, prepare, remains, request_stop
+from syncd.stages.attempt import attempt_dir, prepare, request_stop
 from syncd.stages.attempt_files import AttemptSpec, StageStart, read_file, take_lock
 from syncd.stages.causes import ExitRecord, StopReason
+from syncd.stages.orphans import remains
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the worker runs on Linux")
 
@@ -446,3 +447,206 @@ cat {folder}/exit.json
     ended = json.loads(done.stdout)
     assert ended["result"] == "failed"
     assert ended["cause"].startswith("disk full (exit 1)")
+
+
+# Fencing
+
+
+def fence(tmp_path: Path, content: str = '{"by": "w-000002-51b0c7de", "time": 1.0}') -> None:
+    (tmp_path / "fenced.json").write_text(content)
+
+
+FENCED = "fenced: w-000002-51b0c7de has taken over"
+
+
+def test_a_supervisor_finds_by_itself_that_its_worker_was_fenced(tmp_path: Path) -> None:
+    command = f"{DAEMONISE}; echo $$ > pid; exec sleep 600"
+    folder = make(tmp_path, command, fence=str(tmp_path / "fenced.json"))
+    with supervisor(folder):
+        started = pids(tmp_path / "pid", 1) + pids(tmp_path / "pids", 1)
+        fence(tmp_path)
+    assert (record(folder).result, record(folder).cause) == (Result.STOPPED, FENCED)
+    assert all(gone(pid) for pid in started)
+    assert not (folder / "stop.json").exists()
+
+
+def test_nothing_is_started_behind_a_fence(tmp_path: Path) -> None:
+    fence(tmp_path)
+    ended, _ = run(tmp_path, "touch ran", fence=str(tmp_path / "fenced.json"))
+    assert (ended.result, ended.cause) == (Result.STOPPED, f"{FENCED} before it started")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"by": 3}', '{"by": ""}'])
+def test_a_fence_counts_whatever_it_says(tmp_path: Path, content: str) -> None:
+    fence(tmp_path, content)
+    ended, _ = run(tmp_path, "touch ran", fence=str(tmp_path / "fenced.json"))
+    assert ended.cause == "fenced: another worker has taken over before it started"
+
+
+def test_an_orphan_behind_a_fence_is_ended_as_fenced(tmp_path: Path) -> None:
+    folder = make(tmp_path, "echo $$ > pid; exec sleep 600", fence=str(tmp_path / "fenced.json"))
+    kill_the_supervisor_of(folder, tmp_path)
+    fence(tmp_path)
+    with supervisor(folder):
+        pass
+    assert record(folder).cause == f"{FENCED}; its supervisor had died"
+    assert remains(folder) == []
+
+
+# Ends of whole trees
+
+
+def kill_the_supervisor_of(folder: Path, tmp_path: Path) -> int:
+    """Start an attempt that writes its pid to `pid`, and kill its supervisor; return the pid."""
+    command = [sys.executable, "-P", "-m", "syncd.stages.supervisor", str(folder)]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        (pid,) = pids(tmp_path / "pid", 1)
+        process.kill()
+    return pid
+
+
+def test_a_supervisor_killed_in_the_middle_of_a_stop_is_followed_by_one_that_finishes_it(
+    tmp_path: Path,
+) -> None:
+    ignoring = "trap 'echo asked >> asked' TERM; echo $$ > pid; while :; do sleep 0.05; done"
+    folder = make(tmp_path, f"{DAEMONISE}; {ignoring}", grace=600.0)
+    command = [sys.executable, "-P", "-m", "syncd.stages.supervisor", str(folder)]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        (pid,) = pids(tmp_path / "pid", 1)
+        (runaway,) = pids(tmp_path / "pids", 1)
+        request_stop(folder, StopReason.STOPPED)
+        wait_for((tmp_path / "asked").exists)
+        process.kill()
+    assert not gone(pid)
+    spec = json.loads((folder / "spec.json").read_text())
+    (folder / "spec.json").write_text(json.dumps({**spec, "grace": 0.3}))
+    with supervisor(folder):
+        pass
+    assert (record(folder).result, record(folder).cause) == (
+        Result.STOPPED,
+        "stopped; its supervisor had died",
+    )
+    assert gone(pid)
+    assert gone(runaway)
+
+
+FORKS_WHILE_IT_IS_KILLED = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+open("pids", "a").write(f"{os.getpid()}\\n")
+while True:
+    if os.fork():
+        time.sleep(0.005)
+        os._exit(0)
+    os.setsid()
+"""
+
+
+def test_a_stage_that_forks_while_it_is_being_killed_is_killed_all_the_same(tmp_path: Path) -> None:
+    # It hops: each process lives for milliseconds, in a session of its own, and ignores SIGTERM.
+    hopping = f"{sys.executable} -c '{FORKS_WHILE_IT_IS_KILLED}' & exec sleep 600"
+    folder = make(tmp_path, hopping, grace=0.2)
+    with supervisor(folder):
+        pids(tmp_path / "pids", 1)
+        request_stop(folder, StopReason.STOPPED)
+    assert record(folder).result is Result.STOPPED
+    assert remains(folder) == []
+
+
+def test_a_tree_of_every_kind_is_ended_whole(tmp_path: Path) -> None:
+    kinds = """
+note() { echo $(exec sh -c 'echo $PPID') >> pids; }
+(trap '' TERM; note; while :; do sleep 0.05; done) &
+(note; kill -STOP $(exec sh -c 'echo $PPID'); sleep 600) &
+(setsid sh -c 'echo $$ >> pids; exec sleep 600' &) &
+(setsid sh -c '(setsid sh -c "echo \\$\\$ >> pids; exec sleep 600" &); exit' &)
+env -i sh -c 'echo $$ >> pids; exec sleep 600' &
+wait
+"""
+    folder = make(tmp_path, kinds, grace=0.5)
+    with supervisor(folder):
+        started = pids(tmp_path / "pids", 5)
+        request_stop(folder, StopReason.STOPPED)
+    assert [pid for pid in started if not gone(pid)] == []
+
+
+# GPU memory, by a stand-in for nvidia-smi that prints what the real one prints
+
+NVIDIA_SMI = """#!/bin/sh
+# A stand-in: what the real one prints, of one GPU whose use stands in a file.
+case "$1" in
+*query-gpu*) echo "0, GPU-5e1f, $(cat {folder}/used)" ;;
+*query-compute-apps*) cat {folder}/processes ;;
+esac
+"""
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a GPU: its folder holds `used` (MiB), and `processes`, as they are listed."""
+    folder = tmp_path / "gpu"
+    folder.mkdir()
+    program = folder / "nvidia-smi"
+    program.write_text(NVIDIA_SMI.format(folder=folder))
+    program.chmod(0o755)
+    (folder / "used").write_text("4\n")
+    (folder / "processes").write_text("")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+LEAKS = "echo 1233 > gpu/used; echo 'GPU-5e1f, 4194304, 1229' > gpu/processes"
+
+
+def test_memory_that_a_gpu_gets_back_is_waited_for(tmp_path: Path, gpu: Path) -> None:
+    once_more = f"*query-compute-apps*) test -s {gpu}/processes && echo 4 > {gpu}/used;"
+    script = gpu / "nvidia-smi"
+    script.write_text(script.read_text().replace("*query-compute-apps*)", once_more))
+    ended, _ = run(tmp_path, LEAKS, gpu=1.0)
+    assert ended.cause == "exit 0"
+    assert (gpu / "used").read_text() == "4\n"
+
+
+def supervise(folder: Path, **limits: float) -> None:
+    """Supervise an attempt with other limits of patience with the GPUs."""
+    code = f"from syncd.stages import gpu_memory, supervisor; vars(gpu_memory).update({limits!r})"
+    code += f"; supervisor.main([{str(folder)!r}])"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_memory_that_a_gpu_still_holds_is_said(tmp_path: Path, gpu: Path) -> None:
+    folder = make(tmp_path, f"{LEAKS}; exit 3", gpu=0.5)
+    supervise(folder, FREE_SECONDS=0.0)
+    said = "exit 3; GPU 0 still holds 1.2 GiB (process 4194304)"
+    assert (record(folder).result, record(folder).cause) == (Result.FAILED, said)
+    assert f"failed ({said})\n" in (tmp_path / "pretrain.log").read_text()
+
+
+def test_what_may_be_the_memory_of_another_living_run_is_not_said(
+    tmp_path: Path, gpu: Path
+) -> None:
+    mark = f"SYNCD_SUPERVISED={tmp_path}/runs/other.0002.7f3a/attempt-1"
+    other = subprocess.Popen(["env", mark, "sleep", "600"])
+    try:
+        folder = make(tmp_path, LEAKS, gpu=0.5)
+        wait_for(lambda: mark.encode() in Path(f"/proc/{other.pid}/environ").read_bytes())
+        supervise(folder, FREE_SECONDS=0.0)
+    finally:
+        other.kill()
+        other.wait()
+    assert record(folder).cause == "exit 0"
+
+
+def test_a_run_that_takes_no_share_of_the_gpu_is_not_asked_about_it(
+    tmp_path: Path, gpu: Path
+) -> None:
+    ended, _ = run(tmp_path, LEAKS, gpu=0.0)
+    assert ended.cause == "exit 0"
+
+
+def test_a_gpu_that_does_not_answer_holds_nobody_up(tmp_path: Path, gpu: Path) -> None:
+    (gpu / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 600\n")
+    folder = make(tmp_path, "exit 0", gpu=1.0)
+    supervise(folder, ANSWER_SECONDS=0.2)
+    assert record(folder).cause == "exit 0"

@@ -1,0 +1,237 @@
+"""Two workers on one folder: what of each counts, step by step, and who runs what."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_remote import FakeRemote, Faults, Store
+from stepping import Attempts, Clock, SteppedEnd, fast_folder
+
+from protocol.errors import DataError
+from protocol.queue import encode_script
+from protocol.results import Results
+from protocol.states import Result, State
+from protocol.wire import Role
+from syncd.config import Key
+from syncd.worker import SUSPENDED_SECONDS
+
+STAGES = '[stages.train]\ncommand = "train"\n'
+SHELL = encode_script("echo once")
+
+
+class Trio:
+    """A laptop, a worker, and others that a test may start beside it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.attempts = Clock(monkeypatch), Attempts(monkeypatch)
+        monkeypatch.setattr("syncd.controller.DEBOUNCE_SECONDS", 0.0)
+        monkeypatch.setattr("syncd.worker.FENCE_PATIENCE_SECONDS", 0.0)
+        self.folder, self.store, self.key = folder, Store(), Key.new()
+        self.ends: list[SteppedEnd] = []
+        self.laptop = self.end("laptop", Role.CONTROLLER)
+        self.laptop.layout.serve.mkdir()
+        (self.laptop.layout.serve / "stages.toml").write_text(STAGES)
+        self.old = self.end("old", Role.WORKER)
+        self.rounds(self.laptop, self.old)
+
+    def end(self, name: str, role: Role) -> SteppedEnd:
+        remote = FakeRemote(self.store, Faults(random.Random(1)), name)
+        self.ends.append(SteppedEnd(self.folder / name, role, remote, self.key))
+        return self.ends[-1]
+
+    def append(self, *lines: str) -> None:
+        with open(self.laptop.layout.queue, "a", encoding="utf-8") as queue:
+            queue.write("".join(f"{line}\n" for line in lines))
+
+    def rounds(self, *ends: SteppedEnd, count: int = 6) -> None:
+        for _ in range(count):
+            for end in ends:
+                end.start()
+                for name in end.loops():
+                    end.step(name)
+            self.clock.advance(6.0)
+
+    def finish_all(self, below: SteppedEnd) -> None:
+        for folder in sorted(self.attempts.alive):
+            if folder.is_relative_to(below.layout.root):
+                self.attempts.finish(folder)
+
+    def agree(self, worker: SteppedEnd) -> None:
+        """Check that the laptop and a worker tell the same of every command."""
+        assert self.laptop.journal() == worker.journal()
+        runs = Results.load(self.laptop.layout.results).runs
+        assert runs == Results.load(worker.layout.results).runs
+
+
+@pytest.fixture
+def trio(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trio]:
+    with fast_folder() as folder:
+        trio = Trio(folder, monkeypatch)
+        yield trio
+        for end in trio.ends:
+            end.kill()
+
+
+def test_what_a_fenced_worker_said_and_its_successor_did_not_read_counts_no_more(
+    trio: Trio,
+) -> None:
+    trio.append("run:train")
+    trio.rounds(trio.laptop, trio.old)
+    trio.laptop.step("pull")
+    new = trio.end("new", Role.WORKER)
+    new.start()
+    trio.finish_all(trio.old)
+    for name in ("main", "bulk", "push", "bulk", "push"):
+        trio.old.step(name)  # it has not looked for others since
+    trio.laptop.step("pull")
+    assert trio.laptop.journal()[1].result is Result.SUCCESS
+
+    trio.rounds(trio.laptop, new)
+    record = trio.laptop.journal()[1]
+    assert (record.state, record.worker) == (State.STARTED, str(new.daemon.link.writer))  # type: ignore[union-attr]
+    trio.finish_all(new)
+    trio.rounds(trio.laptop, new)
+    assert trio.laptop.journal()[1].worker == record.worker
+    trio.agree(new)
+
+
+def test_a_shell_command_is_not_started_once_a_successor_may_know_nothing_of_it(
+    trio: Trio,
+) -> None:
+    trio.append(SHELL)
+    trio.laptop.step("main")
+    trio.laptop.step("push")
+    trio.old.step("pull")
+    new = trio.end("new", Role.WORKER)
+    new.start()
+    for name in ("main", "push", "main", "main"):
+        trio.old.step(name)
+    assert trio.old.journal()[1].state is State.CLAIMED
+    trio.rounds(trio.laptop, new)
+    trio.rounds(trio.old)
+    assert trio.old.fenced
+    assert trio.attempts.spawned.total() == 1
+    trio.finish_all(new)
+    trio.rounds(trio.laptop, new)
+    assert trio.laptop.journal()[1].result is Result.SUCCESS
+    trio.agree(new)
+
+
+def test_a_shell_command_that_a_predecessor_claimed_is_lost(trio: Trio) -> None:
+    trio.append(SHELL)
+    trio.rounds(trio.laptop, trio.old)
+    assert trio.attempts.spawned.total() == 1
+    trio.old.kill()
+    new = trio.end("new", Role.WORKER)
+    trio.rounds(trio.laptop, new)
+    record = trio.laptop.journal()[1]
+    assert record.result is Result.LOST
+    assert record.cause.startswith("VM gone: w-000001-")
+    assert "last heard" in record.cause
+    assert trio.attempts.spawned.total() == 1
+
+
+def test_a_resumed_run_tells_why_its_last_attempt_has_no_end(trio: Trio) -> None:
+    trio.append("run:train")
+    trio.rounds(trio.laptop, trio.old)
+    (folder,) = trio.attempts.alive
+    trio.attempts.write(folder, b"loss 0.25\n")
+    trio.rounds(trio.old)
+    trio.old.kill()
+    new = trio.end("new", Role.WORKER)
+    trio.rounds(trio.laptop, new)
+    record = trio.laptop.journal()[1]
+    assert (record.state, record.attempt) == (State.STARTED, 2)
+    assert record.cause.startswith("attempt 1: VM gone: w-000001-")
+    assert "last line: loss 0.25" in record.cause
+
+
+def test_a_shell_command_that_someone_unreadable_may_have_run_is_lost(trio: Trio) -> None:
+    """Its claim was deleted from the remote: the controller's acknowledgement tells of it."""
+    trio.append(SHELL, "run:train")
+    trio.rounds(trio.laptop, trio.old)
+    old = str(trio.old.daemon.link.writer)  # type: ignore[union-attr]
+    trio.old.kill()
+    for path in [path for path in trio.store.files if path.startswith(old)]:
+        del trio.store.files[path]
+    new = trio.end("new", Role.WORKER)
+    trio.rounds(trio.laptop, new)
+    journal = new.journal()
+    assert journal[1].result is Result.LOST
+    assert "cannot be read" in journal[1].cause
+    assert journal[2].state is State.STARTED
+    trio.append(encode_script("echo later"))
+    trio.rounds(trio.laptop, new)
+    trio.finish_all(new)
+    trio.rounds(trio.laptop, new)
+    assert new.journal()[3].result is Result.SUCCESS
+
+
+def test_a_controller_numbers_nothing_after_what_it_cannot_read(trio: Trio) -> None:
+    trio.append("run:train")
+    trio.rounds(trio.laptop, trio.old)
+    old = str(trio.laptop.daemon.link.writer)  # type: ignore[union-attr]
+    trio.laptop.kill()
+    for path in [path for path in trio.store.files if path.startswith(old)]:
+        del trio.store.files[path]
+    new = trio.end("another", Role.CONTROLLER)
+    new.layout.serve.mkdir()
+    new.layout.queue.write_text("run:train\n")
+    with pytest.raises(DataError, match=f"what {old} sent"):
+        new.start()
+    trio.rounds(trio.old)
+    assert trio.attempts.spawned.total() == 1
+    assert len(trio.old.journal()) == 1
+
+
+def test_a_worker_that_wakes_up_looks_for_a_successor_before_it_starts_anything(
+    trio: Trio,
+) -> None:
+    trio.append("run:train")
+    trio.laptop.step("main")
+    trio.laptop.step("bulk")
+    trio.laptop.step("push")
+    trio.old.step("pull")
+    trio.old.step("bulk")
+    new = trio.end("new", Role.WORKER)
+    trio.rounds(new)
+    trio.clock.advance(SUSPENDED_SECONDS + 1)
+    trio.old.step("main")
+    assert not any(f.is_relative_to(trio.old.layout.root) for f in trio.attempts.alive)
+    trio.old.step("pull")
+    trio.old.step("main")
+    assert trio.old.fenced
+    fence = json.loads(trio.old.layout.fence.read_bytes())
+    assert fence["by"] == str(new.daemon.link.writer)  # type: ignore[union-attr]
+
+
+def test_a_worker_that_was_fenced_stays_so_without_its_remote(trio: Trio) -> None:
+    trio.append("run:train")
+    trio.rounds(trio.laptop, trio.old)
+    new = trio.end("new", Role.WORKER)
+    trio.rounds(new)
+    trio.old.step("pull")
+    trio.old.kill()
+    trio.store.files.clear()
+    trio.old.start()
+    trio.old.step("main")
+    assert trio.old.fenced
+
+
+def test_a_new_incarnation_in_the_same_folder_is_not_held_up_by_an_old_fence(trio: Trio) -> None:
+    trio.append("run:train")
+    trio.rounds(trio.laptop, trio.old)
+    trio.rounds(trio.end("new", Role.WORKER))
+    trio.rounds(trio.old)
+    assert trio.old.layout.fence.exists()
+    trio.old.kill()
+    (trio.old.layout.private / "state.db").unlink()
+    trio.old.fenced = False
+    trio.rounds(trio.old)
+    assert not trio.old.layout.fence.exists()
+    assert trio.old.daemon is not None
+    assert trio.old.daemon.fenced is None
