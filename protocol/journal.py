@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
+from protocol.queue import readable
 from protocol.schema import decode, dumps, loads
 from protocol.states import Result, State, is_legal
 
@@ -49,6 +50,15 @@ class JournalRecord:
     def key(self) -> tuple[int, State, int, str]:
         """What makes two records the same one, however often it arrives."""
         return (self.number, self.state, self.attempt, self.worker)
+
+    def told(self) -> str:
+        """The record as one line for a person."""
+        text = f"{readable(self.line)[:60]} {self.state}"
+        if self.state is State.STARTED and self.attempt > 1:
+            text += f", attempt {self.attempt}"
+        if self.result is not None:
+            return f"{text} as {self.result}: {self.cause}".rstrip(": ")
+        return f"{text} ({self.cause})" if self.cause else text
 
     def encode(self) -> bytes:
         """Return the record as one line; fields at their defaults are left out."""

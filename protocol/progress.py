@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from protocol.files import read_regular
 from protocol.publish import temporary_beside
 from protocol.schema import dumps, loads
 
@@ -68,8 +69,7 @@ def _text(value: Any, limit: int) -> str:
 def read_progress(path: Path) -> Progress | None:
     """Read a progress file; None when it is missing, half-written or nonsense."""
     try:
-        with open(path, "rb") as file:
-            return Progress.from_json(loads(file.read(MAX_BYTES)))
+        return Progress.from_json(loads(read_regular(path, MAX_BYTES)))
     except (OSError, ValueError):
         return None
 

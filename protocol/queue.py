@@ -97,6 +97,8 @@ def _decode_script(text: str) -> str:
         bad = isinstance(error, UnicodeDecodeError)
         why = "the script is not UTF-8" if bad else f"broken base64 ({error})"
         raise ConfigError(what, why=why, hint="Use `syncd sh 'COMMAND'`.") from error
+    if not script.strip():
+        raise ConfigError(what, why="the script is blank")
     if "\0" in script:
         raise ConfigError(what, why="the script holds a NUL character")
     return script

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import DataError
+from protocol.files import read_regular
 from protocol.names import RunId, canonical_stage
 from protocol.publish import publish_json
 from protocol.schema import decode, dumps, loads
@@ -105,8 +106,7 @@ def read_report(path: Path, *, run_id: str, stage: str) -> StageReport:
     Raises DataError when it is missing, too large, not JSON, malformed or of another run.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_REPORT_BYTES + 1)
+        data = read_regular(path, MAX_REPORT_BYTES + 1)
         if len(data) > MAX_REPORT_BYTES:
             raise ValueError(f"larger than {MAX_REPORT_BYTES} bytes")
         report = decode(StageReport, loads(data, max_depth=MAX_REPORT_DEPTH))

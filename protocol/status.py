@@ -106,16 +106,16 @@ def _running(run: RunningLine, now: float) -> list[str]:
     return lines
 
 
-def render_progress(progress: Progress) -> str:
-    """Return progress as a bar, counts and message, in one line."""
+def render_progress(progress: Progress, *, bar: bool = True) -> str:
+    """Return progress in one line: a bar, if it is wanted and can be drawn, counts and message."""
     step = f"{progress.step:g}"
     if progress.total:
         step += f"/{progress.total:g}"
     text = f"{step} {progress.unit}"
-    if progress.fraction is not None:
+    if bar and progress.fraction is not None:
         full = round(progress.fraction * BAR_WIDTH)
-        bar = "#" * full + "-" * (BAR_WIDTH - full)
-        text = f"[{bar}] {progress.fraction:4.0%}  {text}"
+        drawn = "#" * full + "-" * (BAR_WIDTH - full)
+        text = f"[{drawn}] {progress.fraction:4.0%}  {text}"
     return one_line(f"{text}  {progress.message}" if progress.message else text)
 
 

@@ -50,16 +50,19 @@ class Account:
 
 
 def read_account(layout: Layout, name: str) -> Account | None:
-    """Return what became of a run, named by its id or its command's number; None for no such run.
+    """Return what became of a command, named by its run id or its number; None for no such one.
 
-    Raises DataError when what this end keeps cannot be read.
+    A stage's name stands for the newest command that runs it. Raises DataError when what this end
+    keeps cannot be read.
     """
-    asked = [v for v in read_commands(layout) if v.run_id and name in (v.run_id, str(v.number))]
+    commands = read_commands(layout)
+    asked = [v for v in commands if name in (v.run_id or None, str(v.number))]
+    asked += [v for v in reversed(commands) if v.line == f"run:{name}"]
     if not asked:
         return None
     command = asked[0]
     records = [r for r in read_records(layout) if r.number == command.number]
-    parts = _read_log(layout.run_log(command.run_id), command.run_id)
+    parts = _read_log(layout.run_log(command.run_id), command.run_id) if command.run_id else {}
     return Account(
         command=command,
         attempts=tuple(_attempts(records, parts)),

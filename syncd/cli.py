@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, CycloptsError, Parameter, validators
 
 from protocol.errors import DataError, ExitCode, RunFailedError, UsageError, UserError
+from protocol.logs import parse_log_line
 from protocol.paths import Layout
 from protocol.queue import encode_script, parse_command, readable
 from protocol.states import Result
@@ -296,12 +297,23 @@ def _wait(layout: Layout, line: str, known: int, *, json: bool) -> None:
     assert view is not None
     if json:
         _print_json(asdict(view))
+    elif view.attempt and line.startswith("sh:"):
+        _print_output(layout.shell_log(view.number))
     elif view.attempt:
-        name = f"sh-{view.number}" if line.startswith("sh:") else line.removeprefix("run:")
-        _note(f"its output: syncd logs {name}")
+        _note(f"its output: syncd logs {line.removeprefix('run:')}")
     if view.result is not Result.SUCCESS:
         why = f"{view.result}: {view.cause}".rstrip(": ")
         raise RunFailedError(view.run_id or readable(line)[:60], why=why)
+
+
+def _print_output(log: Path) -> None:
+    """Print what a command wrote; the runner's own lines are left out."""
+    from syncd.view import tail
+
+    for line in tail(log, None).splitlines(keepends=True):
+        if parse_log_line(line.rstrip(b"\n")) is None:
+            sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
 
 
 def _step(view: CommandView) -> str:
@@ -330,7 +342,7 @@ def status(*, folder: Folder = None, json: Json = False) -> None:
         Print commands and the worker's status as JSON.
     """
     from syncd.show import print_status
-    from syncd.view import is_watched, read_commands, read_problems, read_status
+    from syncd.view import is_watched, read_age, read_commands, read_problems, read_status
 
     layout = _layout(folder)
     commands, worker = read_commands(layout), read_status(layout)
@@ -346,7 +358,7 @@ def status(*, folder: Folder = None, json: Json = False) -> None:
             }
         )
     else:
-        print_status(commands, worker, problems)
+        print_status(commands, worker, problems, age=read_age(layout))
         if watched is False:
             _note(f"No `syncd watch` runs in {layout.root}: what is shown may be old.")
 
@@ -409,8 +421,10 @@ def results(run: str = "", /, *, folder: Folder = None, json: Json = False) -> N
 
     layout = _layout(folder)
     found = Results.load(layout.results)
-    account = read_account(layout, run) if run else None
-    name = account.command.run_id if account else run
+    # A stage's name lists its runs; where it has none yet, its newest command tells why.
+    listed = not run or any(r.stage == run for r in found.runs.values())
+    account = None if listed else read_account(layout, run)
+    name = account.command.run_id or run if account else run
     chosen = [r for r in found.runs.values() if name in ("", r.stage, r.run_id)]
     if run and not chosen and account is None:
         raise DataError(

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from protocol.errors import ConfigError, DataError, UserError
+from protocol.files import read_regular
 from protocol.journal import JournalRecord
 from protocol.messages import (
     Append,
@@ -41,9 +42,9 @@ from protocol.status import Status, render_status
 from protocol.wire import Role, Writer
 from syncd.daemon import Daemon, Loop
 from syncd.delivery.files import RemoteFiles, checked_path, is_growing
+from syncd.delivery.joins import Joins
 from syncd.delivery.payload import ServedFolder, read_stages
 from syncd.delivery.receipt import check
-from syncd.delivery.streams import Joins
 from syncd.queue_scan import QueueScan
 from syncd.rclone.remote import NotFound
 from syncd.records import JournalFile, ResultsFile
@@ -58,7 +59,8 @@ PLAIN_QUEUE = "queue.txt"
 PLAIN_SECONDS = 10.0
 ROTATING = (
     "the key is being rotated: give the worker a copy of .syncd/key "
-    "(`syncd init --rotate --key-file COPY` there), and let both ends run"
+    "(`syncd init --rotate --key-file COPY` there), and restart each `syncd watch` that was "
+    "started with the old one"
 )
 NO_PAYLOAD = schedule.Payload(0)
 
@@ -204,7 +206,7 @@ class Controller(Daemon):
                     why=f"larger than {MAX_QUEUE_BYTES} bytes",
                     hint="Take out lines that have run; they are not run again.",
                 )
-            return path.read_bytes()
+            return read_regular(path)
         except FileNotFoundError:
             return b""
         except OSError as error:
@@ -335,9 +337,7 @@ class Controller(Daemon):
 
     def _journal(self, record: JournalRecord) -> None:
         if self.journal.add(record):
-            told = f" as {record.result}" if record.result else ""
-            why = f": {record.cause}" if record.cause else ""
-            log.info("%s %s%s%s", record.line[:60], record.state, told, why)
+            log.info("%s", record.told())
 
     # Status
 
@@ -353,7 +353,9 @@ class Controller(Daemon):
             self._told = found
 
     def _keep_status(self, message: StatusReport) -> None:
-        self.state.put("status", dict(message.status))
+        with self.state.transaction():
+            self.state.put("status", dict(message.status))
+            self.state.put("status came", time.time())
         self._status_written = 0.0
 
     def _write_status(self) -> None:
@@ -365,7 +367,10 @@ class Controller(Daemon):
             status = decode(Status, kept)
         except ValueError as error:
             raise DataError("read the worker's status", why=str(error)) from error
-        text = render_status(status, now=time.time())
+        # By this end's clock alone: how long ago it came, whatever the worker's clock says.
+        age = max(time.time() - float(self.state.get("status came", 0.0)), 0.0)
+        text = render_status(status, now=status.time + age)
+        kept = {**kept, "came": time.time() - age}
         publish_bytes(self.layout.status, text.encode("utf-8"))
         publish_bytes(
             self.layout.private / "status.json", json.dumps(kept).encode("utf-8"), mode=0o600

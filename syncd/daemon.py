@@ -35,6 +35,7 @@ from syncd.config import (
 from syncd.delivery.contents import Contents
 from syncd.delivery.link import Link
 from syncd.delivery.peers import FencedError
+from syncd.memory import return_what_is_freed
 from syncd.platform import exclusive_lock
 from syncd.rclone.rcd import Rclone
 from syncd.rclone.remote import RcloneRemote, Remote, Transient
@@ -46,6 +47,7 @@ log = logging.getLogger("syncd")
 IDLE_AFTER_SECONDS = 600.0
 IDLE_POLL_SECONDS = 5.0
 DISCOVER_SECONDS = 5.0
+MEND_SECONDS = 60.0
 GATHER_SECONDS = 0.1
 RESCAN_SECONDS = 10.0
 MAX_PAUSE_SECONDS = 30.0
@@ -75,6 +77,7 @@ class Daemon(ABC):
         self._stopping = threading.Event()
         self._active = time.monotonic()
         self._discovered = -math.inf
+        self._mended = time.monotonic()
         self._look = threading.Event()
         self._hosted: Path | None = None
         self.push_loop = Loop("push", self._push, lambda: 1.0)
@@ -144,6 +147,7 @@ class Daemon(ABC):
 
     def run(self) -> None:
         """Run until a signal. Raises UserError when it cannot start, FencedError when fenced."""
+        return_what_is_freed()
         make_private(self.layout)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
@@ -159,6 +163,7 @@ class Daemon(ABC):
             for thread in threads:
                 thread.join()
             self._say_goodbye()
+            log.info("%s %s has ended", self.settings.role, self.link.writer)
         if self.fenced:
             raise self.fenced
 
@@ -283,6 +288,8 @@ class Daemon(ABC):
     def step(self, loop: Loop) -> None:
         """Do one round of a loop; what goes wrong in it becomes a problem."""
         with self._guarded(loop):
+            if not self.layout.inbox.is_dir():
+                make_dirs(self.layout.inbox)  # someone took it away
             loop.round()
 
     def _work(self, loop: Loop) -> None:
@@ -350,12 +357,17 @@ class Daemon(ABC):
         self.pull_loop.wake.set()
 
     def _pull(self) -> None:
+        if time.monotonic() - self._mended > MEND_SECONDS:
+            self._mended = time.monotonic()
+            self.link.mend()
         due = time.monotonic() - self._discovered > DISCOVER_SECONDS
         if due or self._look.is_set() or self.link.peers.newest() is None:
             thorough = self._look.is_set()
             self._look.clear()
             self.link.discover(thorough=thorough)
             self._discovered = time.monotonic()
+            if thorough:
+                self.main_loop.wake.set()  # it is what has asked
         if self.link.pull():
             self._active = time.monotonic()
             self.main_loop.wake.set()
@@ -369,7 +381,8 @@ class Daemon(ABC):
         return IDLE_POLL_SECONDS if idle else self.settings.poll
 
     def refusals(self) -> list[str]:
-        """Say what was refused of what arrived."""
+        """Say what was refused of what arrived, and what has not arrived."""
         refused = self.link.refusals
-        told = f"{refused.count} objects were refused; the last: {refused.last}"
-        return [told] if refused.count else []
+        objects = "1 object was" if refused.count == 1 else f"{refused.count} objects were"
+        told = f"{objects} refused; the last: {refused.last}"
+        return ([told] if refused.count else []) + self.link.waits()

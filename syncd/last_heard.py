@@ -37,7 +37,7 @@ class LastHeard:
         parts = [f"VM gone: {worker} on {one_line(status.host)}, last heard {stamp(status.time)}"]
         for run in status.running:
             if run.run_id == run_id and run.progress:
-                parts.append(render_progress(run.progress))
+                parts.append(render_progress(run.progress, bar=False))
             if run.run_id == run_id and run.last_line:
                 parts.append(f"last line: {one_line(run.last_line)}")
         return "; ".join(parts)

@@ -96,9 +96,16 @@ def _state(state: State, result: Result | None) -> Text:
 
 
 def print_status(
-    commands: Sequence[CommandView], worker: Status | None, problems: Sequence[str] = ()
+    commands: Sequence[CommandView],
+    worker: Status | None,
+    problems: Sequence[str] = (),
+    *,
+    age: float | None = None,
 ) -> None:
-    """Print this end's problems, the newest commands and the worker's status, each end once."""
+    """Print this end's problems, the newest commands and the worker's status, each end once.
+
+    `age` is for how many seconds nothing was heard of the worker; None: by its own clock.
+    """
     console = plain_console()
     for problem in problems:
         console.print(Text(f"PROBLEM at this end: {one_line(problem)}"), soft_wrap=True)
@@ -116,7 +123,8 @@ def print_status(
     else:
         numbers = {view.number for view in newest if view.state is State.ENDED}
         rest = replace(worker, ended=tuple(e for e in worker.ended if e.number not in numbers))
-        console.print(Text(render_status(rest, now=time.time())), end="", soft_wrap=True)
+        now = time.time() if age is None else worker.time + age
+        console.print(Text(render_status(rest, now=now)), end="", soft_wrap=True)
 
 
 def _command_row(view: CommandView) -> list[Text]:
@@ -138,7 +146,8 @@ def print_results(runs: Sequence[RunRecord]) -> None:
 def print_account(account: Account) -> None:
     """Print what became of a run: how it is, and each attempt with its end and its last lines."""
     console, command = plain_console(), account.command
-    head = [Text(f"{command.run_id}  "), _state(command.state, command.result)]
+    name = command.run_id or readable(command.line)
+    head = [Text(f"{name}  "), _state(command.state, command.result)]
     why = f"waits for {account.waits_for}" if account.waits_for else one_line(command.cause)
     console.print(Text().join([*head, Text(f": {why}" if why else "")]), soft_wrap=True)
     console.print(f"command {command.number}: {readable(command.line)}", soft_wrap=True)

@@ -133,6 +133,17 @@ def read_status(layout: Layout) -> Status | None:
         raise DataError("read the status", path=path, why=str(error)) from error
 
 
+def read_age(layout: Layout) -> float | None:
+    """Return for how many seconds nothing was heard of the worker; None at the worker's own end.
+
+    By this machine's clock alone: the worker's may be wrong.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        came = loads((layout.private / "status.json").read_bytes()).get("came")
+        return None if came is None else max(time.time() - float(came), 0.0)
+    return None
+
+
 def read_problems(layout: Layout) -> list[str]:
     """Return what the controller's daemon last said is wrong at its end. Raises DataError."""
     try:

@@ -26,6 +26,7 @@ from protocol.messages import (
     StatusReport,
 )
 from protocol.publish import make_dirs, publish_json
+from protocol.states import State as CommandState
 from protocol.wire import Role, Writer
 from syncd.daemon import Daemon, Loop
 from syncd.delivery.files import LocalFiles, RemoteFiles
@@ -113,6 +114,9 @@ class Worker(Daemon):
             why_gone=self.last_heard.cause,
         )
         self._read_fence()
+        for record in self.journal.newest.values():
+            if record.state is CommandState.STARTED and record.worker == worker:
+                log.info("%s was started before: it is looked for", record.run_id)
 
     def watched(self) -> list[tuple[Path, Loop]]:
         return [

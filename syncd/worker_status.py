@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from protocol.files import open_regular
 from protocol.journal import JournalRecord
 from protocol.logs import drop_redraws, parse_log_line
 from protocol.messages import StatusReport
@@ -125,7 +126,7 @@ def _ended_line(record: JournalRecord) -> EndedLine:
 def last_line(path: Path, *, window: int = 4096) -> str:
     """Return the last line of a log that is not ours and not blank, as a terminal would show it."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             file.seek(max(file.seek(0, 2) - window, 0))
             data = file.read(window)
     except OSError:

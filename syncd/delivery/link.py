@@ -42,6 +42,8 @@ PACK_BUDGET = 2 * 1024 * 1024
 # After so many packs a state takes their place, and they are deleted.
 STATE_PACKS = 300
 ACK_SECONDS = 1.0
+# A gap in what arrives that lasts longer is told.
+GAP_SECONDS = 30.0
 
 
 class Outgoing(Protocol):
@@ -107,6 +109,8 @@ class Link:
         self._ack_due: float | None = None
         self._chunk_lock = threading.Lock()
         self._unchallenged = 0
+        self._missed: set[int] = set()
+        self._gaps: dict[Writer, tuple[int, float]] = {}
 
     @property
     def writer(self) -> Writer:
@@ -137,13 +141,41 @@ class Link:
                 # What predecessors left may be sealed by an earlier key.
                 if self.keys.previous is None or not self.peers.known(self.role):
                     self.keys.note_own()
-        elif int(self.state.get("seq")) > 0 and not self._names(self.writer):
-            # The remote is another one, or was emptied: what was said there has to be said again,
-            # all at once, or the other end would wait for the first pack for ever.
-            self.state.put("state_seq", int(self.state.get("seq")) - STATE_PACKS)
+        else:
+            self.mend()
         self.discover()
         if not self.joined:
             self._join()
+
+    def mend(self) -> None:
+        """See that what was sent is on the remote, and have it said again if it is not.
+
+        So it is when the remote is another one, was emptied, or was away for a while and something
+        else in its place: the other end would wait for ever for the packs that are missing.
+
+        Raises DataError when more is there than was sent: this state is an older copy of its own.
+        """
+        names = self._names(self.writer)
+        newer = [n for n in names if n.kind is not Kind.CHUNK and n.seq > self.last_seq()]
+        if any(self._read(self.writer, name) is not None for name in newer):
+            raise DataError(
+                "go on where this end was",
+                path=self.state.path,
+                why=f"it is an older copy: {self.writer} has sent more than it knows of",
+                hint="Move it away; a new incarnation takes over from what is on the remote.",
+            )
+        missing = self._missing(names)
+        # A remote may list late what it has: what is missing twice is missing.
+        if missing & self._missed or (missing and not names):
+            log.warning("objects of ours are missing on the remote; all is said again")
+            self.state.put("state_seq", self.last_seq() - STATE_PACKS)
+        self._missed = missing
+
+    def _missing(self, names: Sequence[ObjectName]) -> set[int]:
+        """Packs that were sent and are not on the remote, nor stood for by a state there."""
+        base = max((n.seq for n in names if n.kind is Kind.STATE), default=0)
+        packs = {n.seq for n in names if n.kind is Kind.PACK}
+        return set(range(base + 1, self._sent() + 1)) - packs
 
     @property
     def joined(self) -> bool:
@@ -199,7 +231,8 @@ class Link:
             if self._may_say_hello(writer):
                 clear = False
         self.peers.check_fence()
-        if clear:
+        # What is seen says nothing of successors unless our own objects are among it.
+        if thorough and clear and own and not self._missing(self._names(self.writer)):
             self._unchallenged = sent
 
     def confirmed(self, seq: int) -> bool:
@@ -288,7 +321,21 @@ class Link:
             following += 1
             if self.peers.has_more_before(writer):
                 break
+        if any(seq > following for seq in packs) and following not in packs:
+            if self._gaps.get(writer, (0, 0.0))[0] != following:
+                self._gaps[writer] = (following, time.monotonic())
+        else:
+            self._gaps.pop(writer, None)
         return following
+
+    def waits(self) -> list[str]:
+        """Packs that are missing for long while later ones are there: what comes next waits."""
+        now = time.monotonic()
+        return [
+            f"waiting for pack {seq} of {writer} for {now - since:.0f} s: it is not on the remote"
+            for writer, (seq, since) in list(self._gaps.items())
+            if now - since > GAP_SECONDS
+        ]
 
     def _names(self, writer: Writer) -> list[ObjectName]:
         """The objects in a writer's folder that have their full length."""

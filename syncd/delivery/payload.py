@@ -8,6 +8,7 @@ the worker is a link to the newest.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from protocol.errors import ConfigError, DataError, RefusedError, UserError
+from protocol.files import read_regular
 from protocol.logs import one_line
 from protocol.messages import Content, FileEntry, Message, Snapshot
 from protocol.names import safe_relative
@@ -41,7 +43,7 @@ def read_stages(folder: Path) -> dict[str, Stage]:
     """Read a payload's stages. Raises ConfigError when they are missing or wrong."""
     path = folder / STAGES_FILE
     try:
-        return parse_stages(path.read_bytes())
+        return parse_stages(read_regular(path))
     except FileNotFoundError:
         raise ConfigError(
             "read the stages",
@@ -109,9 +111,10 @@ class ServedFolder:
         found = list(walk(self._root, "serve", problems))
         for _ in range(MAX_LOOKS):
             entries = self._entries(found, problems)
-            before, problems_again = found, dict[str, str]()
+            before, problems_again = _digest(found), dict[str, str]()
+            found = []  # there may be very many: not held twice
             found = list(walk(self._root, "serve", problems_again))
-            if found == before:
+            if _digest(found) == before:
                 break
             problems = problems_again
         for path, why in problems.items():
@@ -284,6 +287,13 @@ class ServedFolder:
     def _hashes(self, order: int) -> set[str]:
         files = decode_snapshot(load_snapshot(self._state, order))
         return {entry.sha256 for entry in files}
+
+
+def _digest(files: Sequence[Found]) -> bytes:
+    digest = hashlib.sha256()
+    for found in files:
+        digest.update(repr(found).encode("utf-8", "surrogateescape"))
+    return digest.digest()
 
 
 def load_snapshot(state: State, order: int) -> Snapshot:

@@ -1,9 +1,8 @@
-"""Growing files: sent by their new bytes, put together again at the other end.
+"""Growing files, sent by their new bytes.
 
 A file's incarnation is a stream, and a stream's bytes are sent in order, each once, as `Append`
 messages. The sender knows a file by its inode, so a rotated one is sent to its end before the new
-one begins. The receiver keeps in its state how far the stream was read and how long the file then
-was, and cuts off what a crash may have left beyond.
+one begins. `syncd.delivery.joins` puts them together again.
 """
 
 from __future__ import annotations
@@ -15,19 +14,15 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from protocol.errors import RefusedError
+from protocol.files import open_regular
 from protocol.logs import drop_redraws
 from protocol.messages import Append
-from protocol.publish import fsync_dir, make_dirs, publish_bytes, remove_leftovers
-from syncd.delivery.files import inside
-from syncd.delivery.parked import Parked
 from syncd.holes import STEP, data_from, read_from
-from syncd.log_parts import is_log, rotate, rotated
+from syncd.log_parts import is_log, rotated
 from syncd.state import State
 
 log = logging.getLogger("syncd")
@@ -182,7 +177,7 @@ def _first_byte(path: Path, at: int) -> int:
     """Return where the bytes that a log still has, from `at` on, begin. Raises OSError."""
     if path.lstat().st_size < STEP:  # the usual case, without a look inside
         return at
-    with open(path, "rb", buffering=0, opener=_open_as_it_is) as file:
+    with open_regular(path, follow=False) as file:
         return data_from(file.fileno(), at)
 
 
@@ -193,18 +188,13 @@ def _inode(file: IO[bytes] | None) -> int | None:
 def _open(path: Path, stack: contextlib.ExitStack) -> IO[bytes] | None:
     """Open a regular file; None for what is none, which is never followed or waited for."""
     try:
-        file = stack.enter_context(open(path, "rb", opener=_open_as_it_is))
+        return stack.enter_context(open_regular(path, follow=False))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EINVAL):  # a link, a socket, a pipe
             return None
         raise
-    return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
-
-
-def _open_as_it_is(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def _read(file: IO[bytes], start: int, length: int) -> bytes:
@@ -237,187 +227,3 @@ def _is_same(file: IO[bytes], size: int, tail: _Tail) -> bool:
         before == after or data_from(file.fileno(), at) > at
         for before, after, at in zip(kept, now, _marked(tail.sent), strict=True)
     )
-
-
-class Joins:
-    """The receiving side."""
-
-    def __init__(self, state: State, root: Path) -> None:
-        self._state = state
-        self._root = root
-        self._parked = Parked(state)
-        self.problems: dict[str, str] = {}
-
-    def apply(self, message: Append) -> None:
-        """Append a segment to its file, durably. Call it inside a transaction.
-
-        What was read before is passed over. With a new stream a log goes on, on a line of its own,
-        and any other file begins anew. Bytes that never came are noted in logs.
-
-        What cannot be written now waits for `retry`, and its file is named in `problems`. Raises
-        OSError when the disk is full, since then nothing else could be kept either, and
-        RefusedError for what stands in the way for good.
-        """
-        if self._parked.size(message.path):
-            self._parked.add(message)  # in its turn
-            return
-        try:
-            self._join(message)
-        except OSError as error:
-            self._park(message, error)
-
-    def retry(self) -> None:
-        """Write what could not be written before, as far as it can be now."""
-        for path in self._parked.paths():
-            with self._state.transaction():
-                while (message := self._parked.next(path)) is not None:
-                    try:
-                        self._join(message)
-                    except RefusedError as error:
-                        self.problems[path] = str(error)
-                    except OSError as error:
-                        self._note(path, error)
-                        break
-                    self._parked.drop_next(path)
-                else:
-                    self.problems.pop(path, None)
-
-    def _park(self, message: Append, error: OSError) -> None:
-        if error.errno in _FULL:
-            raise error
-        self._parked.add(message)
-        self._note(message.path, error)
-
-    def _note(self, path: str, error: OSError) -> None:
-        why = f"cannot be written: {error.strerror or error}"
-        if not self.problems.get(path, "").startswith(why):
-            log.warning("%s: %s", path, why)
-        self.problems[path] = f"{why}; {self._parked.size(path)} bytes of it wait"
-
-    def _join(self, message: Append) -> None:
-        stream, read, length = self._row(message.path)
-        fresh = stream != message.stream
-        log_file = is_log(message.path)
-        if fresh:
-            read = 0
-        if message.end <= read:
-            return
-        if log_file:
-            length = self._rotated(message.path, length)
-        elif fresh:
-            length = 0
-        data = message.blob
-        if message.start < read and len(data) == message.end - message.start:
-            data = data[read - message.start :]
-        if message.start > read:
-            missing = message.start - read
-            log.warning("%d bytes of %s are missing", missing, message.path)
-            if log_file:
-                data = f"\n[syncd] {missing} bytes of this log are missing here\n".encode() + data
-        there = self._append(message.path, data, length, fresh=fresh)
-        self._state.run(
-            "INSERT OR REPLACE INTO joins VALUES (?, ?, ?, ?)",
-            message.path,
-            message.stream,
-            message.end,
-            there,
-        )
-
-    def _row(self, path: str) -> tuple[str, int, int]:
-        row = self._state.row("SELECT stream, read, length FROM joins WHERE path = ?", path)
-        return (str(row[0]), int(row[1]), int(row[2])) if row else ("", 0, -1)
-
-    def _rotated(self, path: str, length: int) -> int:
-        """Begin a new part of a log if it is long; return how long its newest part is on record.
-
-        A crash may have left bytes beyond those on record, or the new part when the record is
-        still of the one before.
-        """
-        target = inside(self._root, path)
-        there, before = _size(target), _size(rotated(target))
-        if 0 <= there < length == before:
-            return 0
-        if 0 <= length < there:
-            with _opened(target, path) as file:
-                file.truncate(length)
-                os.fsync(file.fileno())
-        with _refusing(path):
-            rotate(target)
-        return length if os.path.lexists(target) else 0
-
-    def _append(self, path: str, data: bytes, length: int, *, fresh: bool) -> int:
-        """Write `data` where the file of `length` bytes ends; return how long it then is."""
-        target = inside(self._root, path)
-        if not os.path.lexists(target):
-            # Whole or not there: the state does not know its length yet, so nothing would tell
-            # what a power cut has torn from what is to stay.
-            with _refusing(path):
-                make_dirs(target.parent)
-                remove_leftovers(target.parent, of=target.name)  # of one that was killed here
-                publish_bytes(target, data)
-            return len(data)
-        with _opened(target, path) as file:
-            at = _end_of(file, data, length)
-            if fresh and is_log(path) and at > 0 and _read(file, at - 1, 1) != b"\n":
-                data = b"\n" + data
-            file.truncate(at)
-            file.seek(at)
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) or 0 :]
-            os.fsync(file.fileno())
-        if at == 0:  # who made the file may have been killed before this
-            fsync_dir(target.parent)
-        return at + len(data)
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def _size(path: Path) -> int:
-    """Return the size of a file, -1 for what is none."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1
-
-
-def _opened(target: Path, path: str) -> IO[bytes]:
-    """Open a file to be joined. Raises RefusedError for what is no file."""
-    flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
-    with _refusing(path):
-        file = os.fdopen(os.open(target, flags), "r+b", buffering=0)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise RefusedError(f"append to {path!r}", why="it is no regular file")
-    return file
-
-
-@contextlib.contextmanager
-def _refusing(path: str) -> Iterator[None]:
-    """Raise RefusedError for what stands in the way of a file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _IN_THE_WAY:
-            raise
-        raise RefusedError(f"append to {path!r}", why=error.strerror or str(error)) from error
-
-
-# A link, a folder or a pipe where a file should be, a file where a folder should be, a name that
-# this disk does not take: none of these mends by waiting.
-_IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.ENAMETOOLONG)
-
-
-def _end_of(file: IO[bytes], data: bytes, length: int) -> int:
-    """Return where a file ends that has `length` bytes on record, -1 for none.
-
-    What lies beyond was written just before a crash. A shorter file is one that began anew, by
-    the very bytes that come now if a crash came between, or one that someone cut.
-    """
-    there = os.fstat(file.fileno()).st_size
-    if 0 <= length <= there:
-        return length
-    begun = _read(file, 0, min(there, len(data)))
-    return 0 if begun and data.startswith(begun) else there

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from protocol.errors import BusyError, ExitCode, RunFailedError
+from protocol.errors import BusyError, DataError, ExitCode, RunFailedError
 from protocol.publish import make_dirs, make_durable, publish_json
 from syncd.platform import Identity, process_start
 from syncd.stages.attempt_files import (
@@ -180,7 +180,12 @@ def observe(folder: Path) -> Observation:
     A supervisor that this very process spawned, and that has ended, is reaped on the way.
     Raises DataError when one of the files was damaged.
     """
-    supervisor = read_file(folder / SUPERVISOR, Identity)
+    try:
+        supervisor = read_file(folder / SUPERVISOR, Identity)
+    except DataError:
+        if (record := read_file(folder / EXIT, ExitRecord)) is not None:
+            return Ended(record)  # which it wrote whole, whoever it was
+        raise
     if supervisor is not None and supervisor.alive():
         return Running(supervisor)
     # Read after looking for the supervisor: it writes the record before it ends, so one that was

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from protocol.errors import ConfigError, DataError, UserError
+from protocol.errors import ConfigError, DataError, UsageError, UserError
 from protocol.journal import JournalRecord
 from protocol.messages import QueuedCommand
 from protocol.names import SHELL_STAGE
 from protocol.paths import Layout
 from protocol.publish import make_dirs, remove_leftovers
-from protocol.queue import Command, RunCommand, ShellCommand, parse_command, readable
+from protocol.queue import Command, RunCommand, ShellCommand, StopCommand, parse_command
 from protocol.results import RunRecord, StageReport, read_report
 from protocol.schema import decode
 from protocol.stage_env import StageEnvironment
@@ -77,7 +77,8 @@ class Runner:
         self._payloads = payloads
         self._commands: dict[int, tuple[QueuedCommand, Command | None]] = {}
         self._stages: dict[int, schedule.Payload] = {}
-        self._failed: dict[int, ExitRecord] = {}  # the last attempt of runs that are tried again
+        # The last attempt of runs that are tried again, and when, by the monotonic clock.
+        self._failed: dict[int, tuple[ExitRecord, float]] = {}
         self._over: dict[int, schedule.Entry] = {}
 
     # What is known
@@ -150,12 +151,12 @@ class Runner:
             alive=alive,
             inherited=not mine,
             published=record.state is not State.CLAIMED or self._is_published(record),
-            not_before=failed.ended + schedule.backoff(record.attempt) if failed else 0.0,
+            not_before=self._failed[message.number][1] if failed else 0.0,
             attempts=record.attempt,
         )
 
     def _failed_as(self, number: int, attempts: int) -> ExitRecord | None:
-        failed = self._failed.get(number)
+        failed, _ = self._failed.get(number, (None, 0.0))
         return failed if failed and failed.attempt == attempts else None
 
     def _error(self, message: QueuedCommand) -> str:
@@ -181,7 +182,7 @@ class Runner:
             payloads=payloads,
             shares=self._shares(),
             policy=self.policy,
-            now=time.time(),
+            now=time.monotonic(),
         )
         entries = {entry.number: entry for entry in self.entries}
         for action in self.plan.actions:
@@ -238,26 +239,23 @@ class Runner:
         result: Result | None = None,
         cause: str = "",
     ) -> None:
-        self.journal.add(
-            JournalRecord(
-                number=entry.number,
-                line=entry.line,
-                state=state,
-                time=time.time(),
-                worker=self.worker,
-                run_id=entry.run_id,
-                attempt=attempts,
-                snapshot=snapshot,
-                result=ended.result if ended else result,
-                cause=ended.cause if ended else cause,
-                exit_code=ended.exit_code if ended else None,
-                signal=ended.signal if ended else None,
-                started=ended.started if ended else None,
-            )
+        record = JournalRecord(
+            number=entry.number,
+            line=entry.line,
+            state=state,
+            time=time.time(),
+            worker=self.worker,
+            run_id=entry.run_id,
+            attempt=attempts,
+            snapshot=snapshot,
+            result=ended.result if ended else result,
+            cause=ended.cause if ended else cause,
+            exit_code=ended.exit_code if ended else None,
+            signal=ended.signal if ended else None,
+            started=ended.started if ended else None,
         )
-        told = f" as {ended.result if ended else result}" if state is State.ENDED else ""
-        why = ended.cause if ended else cause
-        log.info("%s %s%s%s", readable(entry.line)[:60], state, told, f": {why}" if why else "")
+        self.journal.add(record)
+        log.info("%s", record.told())
 
     def _end(self, entry: schedule.Entry, result: Result, cause: str) -> None:
         """End a command that has no process; one that had attempts keeps its result."""
@@ -280,6 +278,9 @@ class Runner:
             self._record(entry, State.CLAIMED, snapshot=action.payload)
         try:
             folder = self._prepare(entry, action, number)
+        except UsageError as error:  # nothing that could be run, however often it is tried
+            self._end(entry, Result.FAILED_TO_SPAWN, str(error))
+            return
         except (OSError, UserError) as error:
             self.problems[entry.run_id] = f"{entry.run_id} cannot be started: {error}"
             return
@@ -383,8 +384,22 @@ class Runner:
             return False
         if not isinstance(seen, attempt.NeverStarted):
             log.warning("%s lost its supervisor", message.run_id)
+            if self._is_to_be_stopped(message.number):
+                # Before it is taken over, or it would end as killed, and not as stopped.
+                attempt.request_stop(folder, StopReason.STOPPED)
         self._spawn(message.run_id, folder)
         return True
+
+    def _is_to_be_stopped(self, number: int) -> bool:
+        """Whether a stop: line that reaches a run has not ended yet."""
+        _, run = self._commands[number]
+        return isinstance(run, RunCommand) and any(
+            isinstance(stop, StopCommand)
+            and stop.stage == run.stage
+            and later > number
+            and later not in self._over
+            for later, (_, stop) in self._commands.items()
+        )
 
     def _ended(self, message: QueuedCommand, record: JournalRecord, ended: ExitRecord) -> None:
         """Record an attempt's end as the command's, unless another attempt follows."""
@@ -403,7 +418,9 @@ class Runner:
             attempts=record.attempt,
         )
         if ended.result in _RETRIED and self._is_tried_again(entry, ended):
-            self._failed[entry.number] = ended
+            if self._failed_as(entry.number, ended.attempt) is None:
+                again = time.monotonic() + schedule.backoff(entry.attempts)
+                self._failed[entry.number] = (ended, again)
             return
         if ended.result in _RETRIED and entry.attempts > 1:
             cause = f"gave up after {entry.attempts} attempts; the last: {ended.cause}"
@@ -425,8 +442,7 @@ class Runner:
         """How many attempts of a run on this machine have ended by themselves."""
         run_dir = self.run_dir(entry.run_id)
         folders = [attempt.attempt_dir(run_dir, n) for n in range(1, entry.attempts + 1)]
-        records = [read_file(folder / EXIT, ExitRecord) for folder in folders]
-        return sum(record is not None and not record.interrupted for record in records)
+        return sum(_has_failed(folder) for folder in folders)
 
     def _keep_result(
         self, entry: schedule.Entry, result: Result, cause: str, ended: ExitRecord | None
@@ -474,3 +490,12 @@ class Runner:
         for entry in alive:
             attempt.request_stop(self._attempt_dir(entry), StopReason.FENCED)
         return not alive
+
+
+def _has_failed(folder: Path) -> bool:
+    """Whether an attempt that did not succeed has ended by itself."""
+    try:
+        record = read_file(folder / EXIT, ExitRecord)
+    except DataError:
+        return True  # damaged: then it is not known to have been its machine
+    return record is not None and not record.interrupted

@@ -2,7 +2,7 @@ import base64
 import codecs
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from protocol.errors import ConfigError
@@ -151,7 +151,14 @@ def test_any_bytes_are_lines_that_can_be_kept_and_sent(data: bytes):
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
 def test_a_script_is_read_back_as_it_was_written(script: str):
+    assume(script.strip())
     assert parse_command(encode_script(script)) == ShellCommand(script)
+
+
+@pytest.mark.parametrize("script", [" ", "  \n", "\t\n\n"])
+def test_a_script_of_blanks_is_none(script: str):
+    with pytest.raises(ConfigError, match="the script is blank"):
+        parse_command(encode_script(script))
 
 
 def test_long_lines_are_known_by_their_hash():

@@ -110,8 +110,18 @@ def test_what_a_run_waits_for_is_what_the_worker_last_said(layout):
 
 
 def test_what_is_no_run_has_no_account(layout):
-    for name in ("pretrain", "9", "3", "", "pretrain.0009.7f3a"):
+    for name in ("train", "9", "", "pretrain.0009.7f3a"):
         assert read_account(layout, name) is None
+
+
+def test_a_stages_name_stands_for_its_newest_command(layout):
+    assert read_account(layout, "pretrain").command.number == 2
+
+
+def test_a_command_without_a_run_has_an_account_by_its_number(layout):
+    account = read_account(layout, "3")
+    assert account.command.number == 3
+    assert account.attempts == ()
 
 
 def test_a_log_that_cannot_be_read_is_named(layout):

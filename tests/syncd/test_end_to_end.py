@@ -219,6 +219,17 @@ def _status(ends: Ends) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def test_a_log_that_cannot_be_read_is_named_in_the_status_and_the_rest_goes_on(
+    local_ends: Ends,
+) -> None:
+    ends = start(local_ends)
+    (ends.vm.layout.inbox / "odd.log").mkdir()
+    ends.append("run:count")
+    assert ends.ended(1).result is Result.SUCCESS
+    told = "in/odd.log: left out: a link, or no regular file"
+    eventually(lambda: told in ends.laptop.layout.status.read_text(), what=lambda: ends.told(1))
+
+
 def test_two_daemons_of_one_folder_are_refused(local_ends: Ends) -> None:
     ends = start(local_ends)
     ends.append("run:count")

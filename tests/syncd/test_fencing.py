@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,3 +236,62 @@ def test_a_new_incarnation_in_the_same_folder_is_not_held_up_by_an_old_fence(tri
     assert not trio.old.layout.fence.exists()
     assert trio.old.daemon is not None
     assert trio.old.daemon.fenced is None
+
+
+def test_an_end_that_is_an_older_copy_of_itself_is_told_so(trio: Trio, tmp_path: Path) -> None:
+    for end in (trio.laptop, trio.old):
+        trio.append("run:train")
+        trio.rounds(trio.laptop, trio.old)
+        end.kill()
+        shutil.copytree(end.layout.root, tmp_path / end.role)
+        trio.append(SHELL)
+        trio.rounds(trio.laptop, trio.old)
+        trio.finish_all(trio.old)
+        trio.rounds(trio.laptop, trio.old)
+        spawned = trio.attempts.spawned.total()
+        end.kill()
+        shutil.rmtree(end.layout.root)
+        shutil.copytree(tmp_path / end.role, end.layout.root)
+        with pytest.raises(DataError, match="older copy"):
+            end.start()
+        (end.layout.private / "state.db").unlink()
+        trio.rounds(trio.laptop, trio.old)
+        trio.finish_all(trio.old)
+        trio.rounds(trio.laptop, trio.old)
+        assert trio.attempts.spawned.total() == spawned
+        trio.agree(trio.old)
+
+
+def test_a_claim_that_went_to_another_folder_is_not_acted_on(trio: Trio) -> None:
+    """As when the remote is a mount that was not there for a while."""
+    real = dict(trio.store.files)
+    trio.append(SHELL)
+    trio.laptop.step("main")
+    trio.laptop.step("push")
+    trio.old.step("pull")
+    kept = dict(trio.store.files)
+    trio.store.files.clear()
+    trio.rounds(trio.old)
+    assert trio.old.journal()[1].state is State.CLAIMED
+    assert not trio.attempts.spawned
+    trio.store.files.update(kept | real)
+
+
+def test_what_went_to_another_folder_is_said_again(trio: Trio) -> None:
+    there = dict(trio.store.files)
+    trio.append("run:train")
+    trio.laptop.step("main")
+    trio.laptop.step("push")
+    trio.store.files.clear()
+    trio.store.files.update(there)
+    for line in ("run:train", "run:train"):
+        trio.append(line)
+        trio.rounds(trio.laptop, trio.old)
+    assert not trio.attempts.spawned
+    assert trio.old.daemon is not None
+    assert any("waiting for pack" in told for told in trio.old.daemon.refusals())
+    for _ in range(30):
+        trio.rounds(trio.laptop, trio.old, count=1)
+    assert trio.attempts.spawned.total() == 1
+    assert len(trio.old.daemon.runner.commands()) == 3  # type: ignore[attr-defined]
+    assert not trio.old.daemon.refusals()

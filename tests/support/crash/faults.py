@@ -16,8 +16,8 @@ from typing import IO, Any
 import protocol.publish
 import syncd.delivery.link
 from protocol.messages import Append, Journal
+from syncd.delivery.joins import Joins
 from syncd.delivery.link import Link
-from syncd.delivery.streams import Joins
 from syncd.state import State as Database
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from protocol.messages import Append, Journal, Message, PutFile
 from protocol.paths import Layout
 from protocol.states import Result
 from protocol.states import State as CommandState
+from syncd.delivery import outgoing
 from syncd.delivery.contents import Contents
 from syncd.delivery.files import LocalFiles
 from syncd.delivery.link import Link
@@ -155,3 +158,41 @@ def test_a_log_that_is_cut_or_gone_does_not_hold_up_the_end(
     speaker.outgoing.scan()
     lose(log)
     assert ends(speaker.pack()) == [1]
+
+
+def test_a_log_that_cannot_be_read_is_named_and_holds_up_nothing(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def opening(path: str, flags: int, mode: int = 0o777, **how: int) -> int:
+        if str(path).endswith("bad.log"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real(path, flags, mode, **how)
+
+    (speaker.layout.inbox / "bad.log").write_bytes(b"cannot be read\n")
+    (speaker.layout.inbox / "good.log").write_bytes(b"can\n")
+    speaker.end(1, "bad")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opening)
+        assert [m.blob for m in speaker.pack() if isinstance(m, Append)] == [b"can\n"]
+        speaker.outgoing.scan()
+        said = speaker.pack()
+        assert ends(said) == [1]
+        assert speaker.outgoing.problems() == {
+            "in/bad.log": f"cannot be read: {os.strerror(errno.EIO)}"
+        }
+    said = speaker.pack()
+    assert [m.blob for m in said if isinstance(m, Append)] == [b"cannot be read\n"]
+    assert speaker.outgoing.problems() == {}
+
+
+def test_a_log_that_outgrows_its_budget_is_named(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "LOG_BUDGET", 2**20)
+    (speaker.layout.inbox / "flood.log").write_bytes(bytes(2**20))
+    assert speaker.outgoing.problems() == {}
+    (speaker.layout.inbox / "flood.log").write_bytes(bytes(3 * 2**20))
+    (why,) = speaker.outgoing.problems().values()
+    assert why.startswith("holds 3 MiB, more than its budget")

@@ -25,11 +25,11 @@ from powercut_scenarios import (
 
 from protocol.messages import Append, Content, FileEntry, PutFile
 from protocol.snapshots import encode_snapshot
-from syncd.delivery import streams
+from syncd.delivery import joins as joins_module
 from syncd.delivery.contents import Contents
 from syncd.delivery.files import RemoteFiles
+from syncd.delivery.joins import Joins
 from syncd.delivery.payload import PayloadStore
-from syncd.delivery.streams import Joins
 from syncd.log_parts import rotate, rotated
 from syncd.state import State as Database
 
@@ -79,7 +79,7 @@ ANEW_TEXT = b'{"step": 7}\n\n'
 def join(messages, root, done, limit=64):
     """Apply messages in a transaction each, as packs are, from where the cursor is."""
     small = functools.partial(rotate, limit=limit)
-    with patch.object(streams, "rotate", small):
+    with patch.object(joins_module, "rotate", small):
         state = Database(root / DATABASE)
         joins = Joins(state, root)
         for number, message in enumerate(messages, start=1):

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from protocol.logs import drop_redraws
 from protocol.messages import Append
 from syncd import holes
-from syncd.delivery import parked, streams
-from syncd.delivery.streams import Joins, Tails
+from syncd.delivery import joins, parked, streams
+from syncd.delivery.joins import Joins
+from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
 from syncd.holes import free_until
 from syncd.log_parts import rotate, rotated
@@ -478,7 +479,7 @@ def test_bytes_that_a_crash_left_half_written_are_cut_off(pair):
 
 
 def test_a_crash_just_after_a_rotation_doubles_nothing(pair, monkeypatch):
-    monkeypatch.setattr(streams, "rotate", lambda path: rotate(path, limit=8))
+    monkeypatch.setattr(joins, "rotate", lambda path: rotate(path, limit=8))
     pair.deliver([segment(0, b"a long line\n")])
     messages = [segment(0, b"one\n", "t"), segment(4, b"two\n", "t")]
     with taken_back(pair.states[1]):
@@ -490,7 +491,7 @@ def test_a_crash_just_after_a_rotation_doubles_nothing(pair, monkeypatch):
 
 
 def test_a_stream_that_becomes_long_goes_on_in_a_new_part_and_the_newest_is_kept(pair, monkeypatch):
-    monkeypatch.setattr(streams, "rotate", lambda path: rotate(path, limit=20))
+    monkeypatch.setattr(joins, "rotate", lambda path: rotate(path, limit=20))
     written = b""
     for number in range(30):
         line = b"line %d\n" % number
@@ -505,7 +506,7 @@ def test_a_stream_that_becomes_long_goes_on_in_a_new_part_and_the_newest_is_kept
 def test_a_crash_around_a_rotation_in_the_middle_of_a_stream_doubles_nothing(
     pair, monkeypatch, crash_after
 ):
-    monkeypatch.setattr(streams, "rotate", lambda path: rotate(path, limit=8))
+    monkeypatch.setattr(joins, "rotate", lambda path: rotate(path, limit=8))
     pair.deliver([segment(0, b"first line\n")])
     messages = [segment(11, b"2\n"), segment(13, b"3\n"), segment(15, b"4\n")]
     for _ in range(2):
@@ -518,7 +519,7 @@ def test_a_crash_around_a_rotation_in_the_middle_of_a_stream_doubles_nothing(
 
 
 def test_what_a_crash_left_beyond_the_record_is_in_neither_part(pair, monkeypatch):
-    monkeypatch.setattr(streams, "rotate", lambda path: rotate(path, limit=8))
+    monkeypatch.setattr(joins, "rotate", lambda path: rotate(path, limit=8))
     pair.deliver([segment(0, b"first line\n")])
     with open(pair.target, "ab") as file:
         file.write(b"half of a li")
@@ -530,14 +531,14 @@ def test_what_a_crash_left_beyond_the_record_is_in_neither_part(pair, monkeypatc
 def refuse_to_write(monkeypatch, pair, error):
     """Have each write of the log fail, as on an immutable file; return what ends that."""
     failing = [True]
-    real = streams._opened
+    real = joins._opened
 
     def opened(target, path):
         if failing and path == LOG:
             raise OSError(error, os.strerror(error))
         return real(target, path)
 
-    monkeypatch.setattr(streams, "_opened", opened)
+    monkeypatch.setattr(joins, "_opened", opened)
     return failing.clear
 
 

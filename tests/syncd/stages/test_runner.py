@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -104,13 +105,13 @@ class Machine:
             why_gone=lambda worker, run_id: f"VM gone: {worker}",
         )
 
-    def serve(self, text: str = STAGES) -> None:
+    def serve(self, text: str = STAGES, order: int = 1) -> None:
         data = text.encode()
         digest = hashlib.sha256(data).hexdigest()
         entry = FileEntry(path="stages.toml", size=len(data), mode=0o644, sha256=digest)
         with self.state.transaction():
             self.payloads.apply(Content(sha256=digest, size=len(data), blob=data), ())
-            self.payloads.apply(encode_snapshot(1, [entry]), ())
+            self.payloads.apply(encode_snapshot(order, [entry]), ())
         self.payloads.unpack(())
 
     def append(self, *lines: str) -> None:
@@ -354,6 +355,51 @@ def test_an_attempt_that_its_machine_ended_costs_no_retry(
     ended = machine.ended(1)
     assert (ended.result, ended.attempt) == (Result.SUCCESS, 3)
     assert '"cause": "attempt 2: its supervisor was sent SIGTERM"' in machine.told()
+
+
+def test_a_clock_that_is_set_back_keeps_no_retry_waiting(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "backoff", lambda attempts: 0.0)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 7200)
+    machine.append("run:fail")
+    assert machine.ended(1).attempt == 3
+
+
+def test_a_damaged_record_of_an_earlier_attempt_counts_as_a_failure(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    between_retries(machine, monkeypatch)
+    monkeypatch.undo()
+    monkeypatch.setattr(schedule, "backoff", lambda attempts: 0.0)
+    machine.restart()
+    machine.until(lambda: machine.record(1).attempt == 2)
+    (machine.folder(1) / "exit.json").write_bytes(b"\0" * 100)
+    machine.append("run:big")
+    assert machine.ended(2).result is Result.SUCCESS
+    assert machine.ended(1).attempt == 3
+
+
+def test_an_end_on_record_counts_though_its_supervisors_file_is_damaged(machine: Machine) -> None:
+    machine.append("run:wait")
+    machine.until(machine.runs)
+    damaged = machine.folder(1) / "supervisor.json"
+    damaged.write_bytes(b"\0" * 100)
+    (machine.layout.store / "go").touch()
+    assert machine.ended(1).result is Result.SUCCESS
+    damaged.unlink()
+
+
+@pytest.mark.parametrize("file", ["RESULT_FILE", "PROGRESS_FILE"])
+def test_a_pipe_where_a_file_should_be_keeps_nobody_waiting(machine: Machine, file: str) -> None:
+    machine.serve(f'[stages.pipe]\ncommand = "mkfifo $SYNCD_{file}"\n', order=2)
+    machine.append("run:pipe")
+    ended = machine.ended(1)
+    assert ended.result is Result.SUCCESS
+    assert ("its report is unusable" in machine.results.get(ended.run_id).cause) == (
+        file == "RESULT_FILE"
+    )
 
 
 def test_a_program_that_is_not_there_is_given_up(
