@@ -5,8 +5,10 @@ After a change that is meant: REGENERATE=1 python -m pytest tests/test_help.py
 
 from __future__ import annotations
 
-import importlib
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,27 +26,39 @@ COMMANDS = [
 MEND = "If it is meant: REGENERATE=1 python -m pytest tests/test_help.py"
 
 
-@pytest.fixture
-def rendered(monkeypatch, capsys):
-    """Return a function that renders a command's help, 80 columns wide and plain."""
-    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "SYNCD_FOLDER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def rendered(command):
-        package, *words = command.split()
+# Renders each command's help in one process of its own: what a test before has left is not there.
+RENDER = """
+import contextlib, importlib, io, json, sys
+helps = {}
+for command in json.loads(sys.argv[1]):
+    package, *words = command.split()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
         assert importlib.import_module(f"{package}.cli").main([*words, "--help"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        return "".join(f"{line.rstrip()}\n" for line in lines)
+    helps[command] = "".join(f"{line.rstrip()}\\n" for line in out.getvalue().splitlines())
+print(json.dumps(helps))
+"""
 
-    return rendered
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    """The help of every command, 80 columns wide and plain."""
+    ours = ("SYNCD_", "TRAINER_", "FORCE_COLOR", "CLICOLOR_FORCE")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    done = subprocess.run(
+        [sys.executable, "-c", RENDER, json.dumps(COMMANDS)],
+        env={**environ, "COLUMNS": "80", "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_is_what_is_checked_in(rendered, command):
+def test_help_is_what_is_checked_in(helps, command):
     path = GOLDEN / f"{command.replace(' ', '-')}.txt"
-    found = rendered(command)
+    found = helps[command]
     if os.environ.get("REGENERATE"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(found, "utf-8")

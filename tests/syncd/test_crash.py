@@ -35,7 +35,7 @@ STEPS = {
     "controller": (
         *("write@syncd.records.JournalFile.add", "commit@syncd.controller.Controller."),
         *("upload-pack@", "acknowledge@", "rename@protocol.results.Results.save"),
-        *("write@syncd.delivery.streams.Joins", "commit@syncd.delivery.link.Link._apply"),
+        *("write@syncd.delivery.joins.Joins", "commit@syncd.delivery.link.Link._apply"),
     ),
     "worker": (
         *("write@syncd.records.JournalFile.add", "upload-pack@", "acknowledge@"),
