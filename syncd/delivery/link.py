@@ -115,7 +115,7 @@ class Link:
     @property
     def writer(self) -> Writer:
         """This incarnation. Raises RuntimeError before `open`."""
-        writer = Writer.parse(self.state.get("writer", ""))
+        writer = self.peers.own()
         if writer is None:
             raise RuntimeError("the link is not open")
         return writer
@@ -127,7 +127,7 @@ class Link:
 
         Raises FencedError when a newer incarnation is at work already.
         """
-        if self.state.get("writer") is None:
+        if self.peers.own() is None:
             self._read_predecessors()
             # The other end may have heard some whose objects are not to be read any more.
             while self._pull_role(self.role.peer):
@@ -188,7 +188,7 @@ class Link:
         What such a one does only once it is on the remote and no successor is (an `sh:` is
         spawned), is then either known here, or is not done there.
         """
-        if int(self.state.get("seq")) == 0:
+        if self.last_seq() == 0:
             with self.state.transaction():
                 self._enclose([self._hello()])
         self._send_packs()
@@ -211,25 +211,26 @@ class Link:
         Unless it is `thorough`, folders where nobody has said hello for long are looked into now
         and then only.
         """
-        known = {row[0] for row in self.state.rows("SELECT writer FROM peers")}
-        own = self.state.get("writer")
+        own = self.peers.own()
+        known = {own, *self.peers.known(Role.CONTROLLER), *self.peers.known(Role.WORKER)}
         sent = self._sent()
         clear = True
         for entry in self.remote.list(""):
             writer = Writer.parse(entry.name) if entry.is_dir else None
-            if writer is None or entry.name in known or entry.name == own:
+            if writer is None or writer in known:
                 continue
             if not (thorough or self.refusals.is_due(entry.name)):
                 clear = False
                 continue
-            hello = self._hello_of(writer)
+            names = self._hellos(writer)
+            hello = self._hello_in(writer, names)
             if hello is not None:
                 self.refusals.forget(entry.name)
                 self.peers.admit(writer, hello)
                 continue
             self.refusals.postpone(entry.name)
-            if self._may_say_hello(writer):
-                clear = False
+            if not all(self.refusals.is_refused(f"{writer}/{name}") for name in names):
+                clear = False  # one of them may yet turn out to be its hello
         self.peers.check_fence()
         # What is seen says nothing of successors unless our own objects are among it.
         if thorough and clear and own and not self._missing(self._names(self.writer)):
@@ -251,8 +252,8 @@ class Link:
         row = self.state.row("SELECT MIN(seq) FROM outbox")
         return int(row[0]) - 1 if row and row[0] is not None else self.last_seq()
 
-    def _hello_of(self, writer: Writer) -> Hello | None:
-        for name in self._hellos(writer):
+    def _hello_in(self, writer: Writer, names: Sequence[ObjectName]) -> Hello | None:
+        for name in names:
             for message in self._read(writer, name) or ():
                 if isinstance(message, Hello):
                     return message
@@ -263,11 +264,6 @@ class Link:
         names = self._names(writer)
         found = [n for n in names if n.kind is Kind.STATE or (n.kind is Kind.PACK and n.seq == 1)]
         return sorted(found, key=lambda name: name.kind, reverse=True)
-
-    def _may_say_hello(self, writer: Writer) -> bool:
-        """Whether a writer has an object that could be its hello, and was not refused."""
-        paths = (f"{writer}/{name}" for name in self._hellos(writer))
-        return not all(self.refusals.is_refused(path) for path in paths)
 
     # Reading
 
@@ -499,14 +495,14 @@ class Link:
         Call it from the thread that puts chunks. Returns whether there was enough to do it for.
         """
         reseal = not self.keys.own_is_new() and self._may_sweep()
-        packs = int(self.state.get("seq")) - int(self.state.get("state_seq", 0))
+        packs = self.last_seq() - int(self.state.get("state_seq", 0))
         if packs < STATE_PACKS and not reseal:
             return False
         self.outgoing.pack_up(self.acked())
         with self.state.transaction():
             if self.state.row("SELECT 1 FROM outbox"):
                 return False  # a pack is on its way: later
-            seq = int(self.state.get("seq"))
+            seq = self.last_seq()
             acked = self.state.get("acked")
             acks = [Ack(writer=acked[0], seq=acked[1])] if acked else []
             payload = encode_messages([self._hello(), *acks, *self.outgoing.restate()])

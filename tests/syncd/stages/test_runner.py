@@ -211,24 +211,25 @@ def waiting_for_its_share(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> 
     return 2
 
 
-def claimed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Killed between the claim and the start."""
+def killed_in(machine: Machine, monkeypatch: pytest.MonkeyPatch, owner: object, step: str) -> None:
+    """Have a daemon that is starting a run killed in a step of it."""
     machine.append("run:wait")
-    monkeypatch.setattr(Runner, "_prepare", interrupt)
+    monkeypatch.setattr(owner, step, interrupt)
     with pytest.raises(KeyboardInterrupt):
         machine.runner.round()
     monkeypatch.undo()
+
+
+def claimed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Killed between the claim and the start."""
+    killed_in(machine, monkeypatch, Runner, "_prepare")
     assert machine.record(1).state is State.CLAIMED
     machine.restart()
     return 1
 
 
 def started_and_not_spawned(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> int:
-    machine.append("run:wait")
-    monkeypatch.setattr(attempt, "_spawn_detached", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        machine.runner.round()
-    monkeypatch.undo()
+    killed_in(machine, monkeypatch, attempt, "_spawn_detached")
     assert machine.record(1).state is State.STARTED
     machine.restart()
     return 1
@@ -236,11 +237,7 @@ def started_and_not_spawned(machine: Machine, monkeypatch: pytest.MonkeyPatch) -
 
 def spawned_and_not_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> int:
     """Killed right after it spawned the supervisor, which is starting."""
-    machine.append("run:wait")
-    monkeypatch.setattr(attempt, "_exit_code", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        machine.runner.round()
-    monkeypatch.undo()
+    killed_in(machine, monkeypatch, attempt, "_exit_code")
     machine.restart()
     return 1
 
