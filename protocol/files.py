@@ -8,6 +8,11 @@ import stat
 from pathlib import Path
 from typing import IO
 
+# For os.open, where a system has no such flag: Windows opens as text without the first one.
+BINARY: int = getattr(os, "O_BINARY", 0)
+NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+
 
 def open_regular(path: Path, *, follow: bool = True) -> IO[bytes]:
     """Open a regular file for reading; a link is followed only with `follow`.
@@ -15,7 +20,7 @@ def open_regular(path: Path, *, follow: bool = True) -> IO[bytes]:
     Never waits, as an open of a pipe would until somebody writes into it. Raises OSError; with
     EINVAL for what is there and no regular file, ELOOP for a link.
     """
-    flags = getattr(os, "O_NONBLOCK", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
+    flags = NO_WAIT | (0 if follow else NO_FOLLOW)
     file = open(path, "rb", opener=lambda name, given: os.open(name, given | flags))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

@@ -21,6 +21,7 @@ from protocol.schema import decode, dumps, loads
 MAX_MESSAGES = 1_000_000
 
 
+_URL = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -196,6 +197,18 @@ class StatusReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BridgeUrl:
+    """Controller: where its file bridge is to be reached from now on; without credentials."""
+
+    type: ClassVar[str] = "bridge"
+    url: str
+
+    def __post_init__(self) -> None:
+        if not _URL.match(self.url):
+            raise ValueError("not the URL of a folder")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ack:
     """Either end: every pack of `writer`, which counts, up to `seq` was applied, durably.
 
@@ -220,6 +233,7 @@ Message = (
     | Journal
     | RunEnded
     | StatusReport
+    | BridgeUrl
     | Ack
 )
 _TYPES: dict[str, type[Any]] = {t.type: t for t in Message.__args__}

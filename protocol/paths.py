@@ -66,6 +66,11 @@ class Layout:
         return self.private / "problems.json"
 
     @property
+    def unsent(self) -> Path:
+        """What waits at the controller to be sent, while something does; JSON."""
+        return self.private / "unsent.json"
+
+    @property
     def status(self) -> Path:
         return self.inbox / "status.txt"
 

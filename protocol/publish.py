@@ -11,10 +11,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from protocol.files import BINARY
+
+_WINDOWS = os.name == "nt"
+# There a rename over a file fails while another program has it open, as scanners do for a moment.
+_RENAME_PAUSES = (0.01, 0.05, 0.2, 0.7)
 _RANDOM_BYTES = 6
 _SUFFIX = ".tmp"
 
@@ -31,7 +37,7 @@ def _stem(name: str) -> str:
 
 def fsync_dir(path: Path) -> None:
     """Make the entries of a folder durable; nothing on systems that cannot open folders."""
-    if os.name == "nt":
+    if _WINDOWS:
         return
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -71,15 +77,26 @@ def make_dirs(path: Path, *, mode: int = 0o755) -> None:
 
 def rename_durable(source: Path, target: Path) -> None:
     """Rename a file whose content is already durable over `target`, durably."""
-    os.replace(source, target)
+    _replace(source, target)
     fsync_dir(target.parent)
+
+
+def _replace(source: Path, target: Path) -> None:
+    for pause in _RENAME_PAUSES if _WINDOWS else ():
+        try:
+            os.replace(source, target)
+        except PermissionError:
+            time.sleep(pause)
+        else:
+            return
+    os.replace(source, target)
 
 
 @contextlib.contextmanager
 def publishing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """Open a binary file that becomes `path` when the block ends; no trace stays if it raises."""
     temporary = temporary_beside(path)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     try:
         with os.fdopen(fd, "wb") as file:
             yield file
@@ -111,7 +128,7 @@ def append_durable(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     (the disk is full), the file is as long as it was. After a power cut what was being appended
     may be there in part, with zeros for the rest.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), mode)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | BINARY, mode)
     try:
         length = os.fstat(fd).st_size
         try:

@@ -12,6 +12,7 @@ from protocol.states import Result
 
 BAR_WIDTH = 24
 GONE_AFTER_SECONDS = 90.0
+GONE_AFTER_HEARTBEATS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,10 @@ class EndedLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """One worker at one moment: also its heartbeat. Sizes are bytes."""
+    """One worker at one moment: also its heartbeat. Sizes are bytes.
+
+    The next one comes within `heartbeat` seconds, if nothing happens before.
+    """
 
     time: float
     worker: str
@@ -63,6 +67,7 @@ class Status:
     machine: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     leaving: str = ""
+    heartbeat: float = 0.0
 
 
 def render_status(status: Status, *, now: float) -> str:
@@ -71,7 +76,7 @@ def render_status(status: Status, *, now: float) -> str:
     lines = [f"worker {status.worker} on {status.host}, as of {stamp(status.time)}"]
     if status.leaving:
         lines.append(f"The worker has left: {status.leaving}")
-    elif age > GONE_AFTER_SECONDS:
+    elif age > gone_after(status):
         lines.append(f"NOT HEARD FOR {duration(age)}: the VM, or its connection, may be gone.")
     if not status.sealed:
         lines.append("NOT SEALED: whoever can write to the remote can run code on the VM.")
@@ -94,6 +99,11 @@ def render_status(status: Status, *, now: float) -> str:
         waited = duration(status.time - status.unsent_since)
         lines.append(f"to be sent {size(status.unsent_bytes)}, waiting for {waited}")
     return "".join(f"{one_line(line)}\n" for line in lines)
+
+
+def gone_after(status: Status) -> float:
+    """For how many seconds a worker may be silent before it may be gone."""
+    return max(GONE_AFTER_SECONDS, GONE_AFTER_HEARTBEATS * status.heartbeat)
 
 
 def _running(run: RunningLine, now: float) -> list[str]:

@@ -15,7 +15,8 @@ An object's body is one line of JSON, its header, and then the payload:
     {"v":1,"folder":"...","writer":"...","kind":"pack","seq":12,"codec":"zlib","mac":"<hex>"}
 
 `mac` is HMAC-SHA256 under a key derived for the direction, over the header without it and the
-payload; "" without a key. The payload is compressed when that makes it smaller.
+payload; "" without a key, and in a chunk, whose hash is in the sealed message that names it. The
+payload is compressed when that makes it smaller.
 """
 
 from __future__ import annotations
@@ -149,24 +150,24 @@ class Sealer:
         """Return an object's name and body. Raises DataError when the payload is too large."""
         if len(payload) > _LIMITS[kind]:
             raise DataError(f"seal a {kind}", why=f"{len(payload)} bytes is more than it may hold")
-        codec = "raw"
-        if compress:
-            packed = zlib.compress(payload, 6)
-            if len(packed) < len(payload):
-                codec, payload = "zlib", packed
+        codec, payload = compressed(payload) if compress else ("raw", payload)
         header = self._header(writer, kind, seq, codec)
-        header["mac"] = self._mac(writer, header, payload)
+        header["mac"] = "" if kind is Kind.CHUNK else self._mac(writer, header, payload)
         body = _canonical(header) + b"\n" + payload
         name = ObjectName(seq, kind, len(body), hashlib.sha256(body).hexdigest())
         if name.length > _LIMITS[kind]:
             raise DataError(f"seal a {kind}", why=f"{name.length} bytes is more than it may hold")
         return name, body
 
-    def open(self, writer: Writer, name: ObjectName, body: bytes, *, named: bool = False) -> bytes:
+    def chunk_header(self, writer: Writer, seq: int, codec: str = "raw") -> bytes:
+        """Return what a chunk begins with; its payload follows."""
+        header = self._header(writer, Kind.CHUNK, seq, codec) | {"mac": ""}
+        return _canonical(header) + b"\n"
+
+    def open(self, writer: Writer, name: ObjectName, body: bytes) -> bytes:
         """Check an object's body against its name, place and seal; return the payload.
 
-        With `named`, a sealed message names the object, and its hash with it: its own seal, which
-        there must be, may then be of an earlier key.
+        A chunk's own seal, if there is one, says nothing: a sealed message must have named it.
 
         Raises DataError when it is not (yet) whole, which may mend itself, and RefusedError when
         it is whole and not what it should be: foreign, forged, or of a newer version.
@@ -198,8 +199,8 @@ class Sealer:
             raise RefusedError(what, path=path, why=f"unknown codec {codec!r}")
         expected = self._header(writer, name.kind, name.seq, codec)
         mac = header.get("mac")
-        if named and self.key and isinstance(mac, str) and _MAC.match(mac):
-            expected["mac"] = mac
+        if name.kind is Kind.CHUNK:
+            expected["mac"] = mac if isinstance(mac, str) and _MAC.match(mac) else ""
         else:
             expected["mac"] = self._mac(writer, expected, payload)
             self._check_seal(what, path, mac, str(expected["mac"]))
@@ -219,6 +220,12 @@ class Sealer:
                 why="the seal does not fit: another key, or it was altered",
                 hint=_SAME_KEY,
             )
+
+
+def compressed(payload: bytes) -> tuple[str, bytes]:
+    """Return a payload as it is to be stored, with its codec: "raw" if it does not get smaller."""
+    packed = zlib.compress(payload, 6)
+    return ("zlib", packed) if len(packed) < len(payload) else ("raw", payload)
 
 
 _SAME_KEY = (

@@ -6,7 +6,9 @@ else the current folder or one above it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import io
 import json as jsonlib
 import logging
 import os
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 Folder = Annotated[Path | None, Parameter(name=["--folder", "-C"], env_var="SYNCD_FOLDER")]
 Json = Annotated[bool, Parameter(negative=())]
 Flag = Annotated[bool, Parameter(negative=())]
+Fallback = Annotated[tuple[str, ...], Parameter(negative=())]
+BRIDGE_ADDRESS = "127.0.0.1:8766"
 
 app = App(
     name="syncd",
@@ -41,6 +45,8 @@ app = App(
     syncd init --role controller --remote drive:syncd
                                    make this folder the laptop's end
     syncd watch                    keep this end in sync
+    syncd watch --tunnel cloudflared
+                                   the same without a cloud drive
     syncd run pretrain --wait      or append run:pretrain to queue.txt
     syncd logs -f pretrain         follow a log
 
@@ -72,7 +78,9 @@ def _print_json(value: Any) -> None:
     help_epilogue=(
         "Examples:\n\n"
         "    syncd init --role controller --remote drive:syncd\n"
+        "    syncd init --role controller --bridge\n"
         "    syncd init --role worker --remote drive:syncd --key-file key\n"
+        "    syncd init --bridge --fallback drive:syncd\n"
         "    syncd init --rotate\n"
     )
 )
@@ -80,6 +88,8 @@ def init(
     *,
     role: Role = Role.CONTROLLER,
     remote: str = "",
+    fallback: Fallback = (),
+    bridge: Flag = False,
     folder: Folder = None,
     key_file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     unsealed: Flag = False,
@@ -93,7 +103,12 @@ def init(
     role
         `controller` for the laptop, `worker` for the machine with the GPU.
     remote
-        What rclone calls a remote and a path ("drive:syncd"), or a local folder.
+        What rclone calls a remote and a path ("drive:syncd"), a local folder,
+        or the URL that `syncd bridge` prints; else from $SYNCD_REMOTE.
+    fallback
+        A further remote, for when those before do not answer; each gets everything.
+    bridge
+        Do without a remote of others: workers reach this folder through `syncd bridge`.
     folder
         The folder to make; the current one by default.
     key_file
@@ -111,16 +126,29 @@ def init(
     from syncd.setup import rotate as rotate_key
 
     if rotate:
-        if remote or unsealed or rclone_config:
+        if remote or fallback or bridge or unsealed or rclone_config:
             raise UsageError("syncd init", why="--rotate goes with --key-file and --folder alone")
         print(rotate_key(_layout(folder), key_file=key_file))
         return
+    layout = Layout((folder or Path()).resolve())
+    if bridge:
+        from syncd.bridge import objects_folder
+
+        if remote or role is Role.WORKER:
+            raise UsageError(
+                "syncd init", why="--bridge is for a controller, and goes without --remote"
+            )
+        remote = str(objects_folder(layout))
+    remote = remote or os.environ.get("SYNCD_REMOTE", "")
     if not remote:
-        raise UsageError("syncd init", why="--remote is missing", hint="E.g. drive:syncd.")
+        raise UsageError(
+            "syncd init", why="--remote is missing", hint="E.g. drive:syncd; or give --bridge."
+        )
     told = initialise(
-        Layout((folder or Path()).resolve()),
+        layout,
         role=role,
         remote=remote,
+        fallback=fallback,
         key_file=key_file,
         unsealed=unsealed,
         rclone_config=rclone_config,
@@ -132,6 +160,7 @@ def init(
     help_epilogue=(
         "Examples:\n\n"
         "    syncd watch\n"
+        "    syncd watch --tunnel cloudflared\n"
         "    syncd watch --role worker --remote drive:syncd --folder /content/syncd\n"
     )
 )
@@ -139,6 +168,11 @@ def watch(
     *,
     role: Role | None = None,
     remote: str | None = None,
+    fallback: Fallback = (),
+    bridge: Flag = False,
+    address: str = BRIDGE_ADDRESS,
+    tunnel: str = "",
+    url: str = "",
     folder: Folder = None,
     verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative=())] = False,
 ) -> None:
@@ -151,28 +185,54 @@ def watch(
     role
         `controller` or `worker`; else from $SYNCD_ROLE or syncd.toml.
     remote
-        The rclone remote; else from $SYNCD_REMOTE or syncd.toml.
+        The remote; else from $SYNCD_REMOTE or syncd.toml.
+    fallback
+        A further remote, for when those before do not answer; else from $SYNCD_FALLBACK.
+    bridge
+        Run a bridge beside, so that workers reach this folder; --tunnel does so too.
+    address
+        Where the bridge listens: see `syncd bridge`.
+    tunnel
+        The bridge's tunnel: see `syncd bridge`.
+    url
+        Where a worker reaches the bridge, when the tunnel cannot tell.
     folder
         The shared folder's end here.
     verbose
         Say more.
     """
     from syncd.config import load_settings
+
+    told = (role or os.environ.get("SYNCD_ROLE")) and (remote or os.environ.get("SYNCD_REMOTE"))
+    layout = Layout(folder.resolve()) if folder and told else _layout(folder)
+    settings = load_settings(layout, {"role": role, "remote": remote, "fallback": fallback or None})
+    start_logging(verbose=verbose)
+    with contextlib.ExitStack() as beside:
+        if bridge or tunnel:
+            from syncd.bridge.command import running
+
+            more = running(layout, settings, address=address, tunnel=tunnel, url=url)
+            beside.enter_context(more)
+        if settings.role is Role.WORKER:
+            from syncd.platform import check_worker_system
+
+            check_worker_system()
+            from syncd.worker import Worker
+
+            Worker(layout, settings).run()
+        else:
+            from syncd.controller import Controller
+
+            Controller(layout, settings).run()
+
+
+def start_logging(*, verbose: bool) -> None:
+    """Have the daemons' log go to standard error."""
     from syncd.show import LineFormatter
 
-    layout = Layout(folder.resolve()) if folder and role and remote else _layout(folder)
-    settings = load_settings(layout, {"role": role, "remote": remote})
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logging.basicConfig(handlers=[handler], level=logging.DEBUG if verbose else logging.INFO)
-    if settings.role is Role.WORKER:
-        from syncd.worker import Worker
-
-        Worker(layout, settings).run()
-    else:
-        from syncd.controller import Controller
-
-        Controller(layout, settings).run()
 
 
 @app.command(
@@ -328,25 +388,45 @@ def _note(text: str) -> None:
 
 @app.command(
     help_epilogue=(
-        "Examples:\n\n    syncd status\n    syncd status --json | jq '.commands[-1].state'\n"
+        "Examples:\n\n    syncd status\n    syncd status -n 100\n"
+        "    syncd status --json | jq '.commands[-1].state'\n"
     )
 )
-def status(*, folder: Folder = None, json: Json = False) -> None:
-    """Show the queue's commands and how the worker is.
+def status(
+    *,
+    lines: Annotated[
+        int | None, Parameter(name=["--lines", "-n"], validator=validators.Number(gte=1))
+    ] = None,
+    all: Flag = False,  # noqa: A002 (the flag's name)
+    folder: Folder = None,
+    json: Json = False,
+) -> None:
+    """Show the queue's commands, what waits to be sent, and how the worker is.
 
     Parameters
     ----------
+    lines
+        The last so many commands (20 by default), each with its run id and how long it took.
+    all
+        All of them.
     folder
         The shared folder's end here.
     json
         Print commands and the worker's status as JSON.
     """
     from syncd.show import print_status
-    from syncd.view import is_watched, read_age, read_commands, read_problems, read_status
+    from syncd.view import (
+        is_watched,
+        read_age,
+        read_commands,
+        read_problems,
+        read_status,
+        read_unsent,
+    )
 
     layout = _layout(folder)
     commands, worker = read_commands(layout), read_status(layout)
-    problems = read_problems(layout)
+    problems, unsent = read_problems(layout), read_unsent(layout)
     watched = is_watched(layout)
     if json:
         _print_json(
@@ -354,11 +434,13 @@ def status(*, folder: Folder = None, json: Json = False) -> None:
                 "commands": [asdict(view) for view in commands],
                 "worker": asdict(worker) if worker else None,
                 "problems": problems,
+                "unsent": asdict(unsent) if unsent else None,
                 "watched": watched,
             }
         )
     else:
-        print_status(commands, worker, problems, age=read_age(layout))
+        most = len(commands) if all else lines
+        print_status(commands, worker, problems, unsent, most=most, age=read_age(layout))
         if watched is False:
             _note(f"No `syncd watch` runs in {layout.root}: what is shown may be old.")
 
@@ -479,11 +561,41 @@ def demo(
         _print_json(outcome)
 
 
+app.command(
+    "syncd.bridge.command:bridge",
+    name="bridge",
+    help_epilogue=(
+        "Examples:\n\n    syncd bridge --tunnel cloudflared\n"
+        "    syncd bridge --tunnel ssh:me@host --url https://gpu.example.org\n"
+        '    syncd bridge --tunnel "command:lt --port {port}"\n'
+    ),
+)
+
+app.command(
+    "syncd.doctor.command:doctor",
+    name="doctor",
+    help_epilogue=(
+        "Examples:\n\n    syncd doctor\n    syncd doctor --drill --local\n"
+        "    syncd doctor --json | jq '.[] | select(.level != \"ok\")'\n"
+    ),
+)
+
+
+app.command(
+    "syncd.bench.command:app",
+    name="bench",
+    help="Measure what syncd does, beside what else could be used.",
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code. A fault of ours raises."""
     from syncd.show import plain_console
 
     tokens = sys.argv[1:] if arguments is None else arguments
+    # What a console or a pipe has no character for is printed as its escape, and is no fault.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(
             tokens,

@@ -26,48 +26,64 @@ from protocol.names import canonical_stage, suggest
 from protocol.paths import Layout
 from protocol.publish import make_dirs, publish_bytes
 from protocol.wire import KEY_BYTES, Role, Sealer
+from syncd.rclone.address import is_address, parse_address
+from syncd.rclone.errors import without_secrets
+from syncd.rclone.profiles import TYPES
 
 UNSEALED_FOLDER = "unsealed"
 _KEY = re.compile(r"syncd1\.(?P<folder>[0-9a-f]{16})\.(?P<secret>[A-Za-z0-9_-]{43}=)\Z")
-POLL_SECONDS = (0.05, 3600.0)
+_SECONDS = {"poll": (0.05, 3600.0), "idle_after": (0.0, 1e9)}  # 0 is allowed as well
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of one end.
 
-    `remote` is what rclone calls a remote and a path ("drive:syncd"), or a local folder;
+    `remote` is what rclone calls a remote and a path ("drive:syncd"), a local folder, or the URL of
+    a bridge ("https://user:password@host/objects"); `fallback` further ones, in the order in which
+    they are written to when those before do not answer: each gets everything, and the last should
+    be the one that lives longest;
     `rclone_config` another configuration file than rclone's own; `stages` are the only ones that
     this worker runs (empty: all) and `shell` whether it runs sh: lines; `unsealed_lines` lets the
     controller read a plain queue.txt in the remote's root, and the worker run what stood there:
     both must; `bwlimit` is rclone's
     ("1M", "off" when empty); `poll` is how often, in seconds, the remote is looked at while
-    something goes on.
+    something goes on (0: as its type bears), and `idle_after` for how long nothing has to go on
+    until it is looked at less often; `profile` is the type of remote that it is to be treated as.
     """
 
     role: Role
     remote: str
+    fallback: tuple[str, ...] = ()
     rclone_config: str = ""
     stages: tuple[str, ...] = ()
     shell: bool = True
     unsealed_lines: bool = False
     bwlimit: str = ""
-    poll: float = 0.25
+    poll: float = 0.0
+    idle_after: float = 600.0
+    profile: str = ""
 
     def __post_init__(self) -> None:
         if not self.remote.strip():
             raise ConfigError(
                 "settings", why="remote is empty", hint="Give --remote, or set it in syncd.toml."
             )
+        if is_address(self.remote):
+            parse_address(self.remote)
         try:
-            _seconds(self.poll)
+            for name in _SECONDS:
+                _seconds(name, getattr(self, name))
         except ValueError as error:
             raise ConfigError("settings", why=str(error)) from error
+        if self.profile not in ("", *TYPES):
+            raise ConfigError("settings", why=_no_profile(self.profile))
         for stage in self.stages:
             canonical_stage(stage)
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
+NAMES = tuple(_FIELDS)
 
 
 def load_settings(
@@ -127,33 +143,44 @@ def _convert(name: str, value: Any) -> Any:
             return Role(value)
         except ValueError:
             raise ValueError(f"role = {value!r} is not controller or worker") from None
-    if name == "stages":
-        value = [v.strip() for v in value.split(",")] if isinstance(value, str) else value
-        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-            raise ValueError(f"stages = {value!r} is not a list of stage names")
-        return tuple(canonical_stage(v) for v in value if v)
+    if name == "profile" and value not in ("", *TYPES):
+        raise ValueError(_no_profile(value))
+    if name in ("stages", "fallback"):
+        values = _texts(name, value)
+        return tuple(canonical_stage(v) for v in values) if name == "stages" else values
     if name in ("shell", "unsealed_lines"):
         words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
         found = words.get(value.lower()) if isinstance(value, str) else value
         if not isinstance(found, bool):
             raise ValueError(f"{name} = {value!r} is not true or false")
         return found
-    if name == "poll":
-        return _seconds(value)
+    if name in _SECONDS:
+        return _seconds(name, value)
     if not isinstance(value, str) or not value.isprintable():
-        raise ValueError(f"{name} = {value!r} is not text of one line")
+        raise ValueError(f"{name} = {without_secrets(repr(value))} is not text of one line")
     return value
 
 
-def _seconds(value: Any) -> float:
+def _no_profile(value: Any) -> str:
+    return f"profile = {value!r} is no type of remote that has one, as have {', '.join(TYPES)}"
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    value = value.split(",") if isinstance(value, str) else value
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+        what = "stage names" if name == "stages" else "remotes"
+        raise ValueError(f"{name} = {without_secrets(repr(value))} is not a list of {what}")
+    return tuple(v.strip() for v in value if v.strip())
+
+
+def _seconds(name: str, value: Any) -> float:
+    least, most = _SECONDS[name]
     try:
         seconds = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         seconds = math.nan
-    if not POLL_SECONDS[0] <= seconds <= POLL_SECONDS[1]:
-        raise ValueError(
-            f"poll = {value!r} is not {POLL_SECONDS[0]:g} to {POLL_SECONDS[1]:g} seconds"
-        )
+    if not (seconds == 0 or least <= seconds <= most):
+        raise ValueError(f"{name} = {value!r} is not 0, nor {least:g} to {most:g} seconds")
     return seconds
 
 

@@ -18,6 +18,7 @@ from protocol.files import read_regular
 from protocol.journal import JournalRecord
 from protocol.messages import (
     Append,
+    BridgeUrl,
     Content,
     DropFile,
     Journal,
@@ -40,19 +41,23 @@ from protocol.queue import (
 from protocol.schema import decode
 from protocol.status import Status, render_status
 from protocol.wire import Role, Writer
-from syncd.daemon import Daemon, Loop
+from syncd.bridge import current_url, url_file
+from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
 from syncd.delivery.files import RemoteFiles, checked_path, is_growing
 from syncd.delivery.joins import Joins
 from syncd.delivery.payload import ServedFolder, read_stages
 from syncd.delivery.receipt import check
 from syncd.queue_scan import QueueScan
+from syncd.rclone.errors import shown
 from syncd.rclone.remote import NotFound
 from syncd.records import JournalFile, ResultsFile
 from syncd.stages import schedule
+from syncd.unsent import UnsentFile
 
 log = logging.getLogger("syncd")
 
 STATUS_SECONDS = 15.0
+TICK_SECONDS = 5.0
 DEBOUNCE_SECONDS = 0.2
 SERVE_SCAN_SECONDS = 10.0
 PLAIN_QUEUE = "queue.txt"
@@ -88,10 +93,11 @@ class Controller(Daemon):
     def setup(self) -> None:
         root = self.layout.root
         make_dirs(self.layout.serve)
+        self.contents.progressed = self.push_loop.wake.set
         self.served = ServedFolder(self.state, root, self.contents)
         self.joins = Joins(self.state, root)
         self.files = RemoteFiles(self.state, root, self.contents, wanted=_is_wanted)
-        self.journal = JournalFile(self.state, self.layout.journal)
+        self.journal = JournalFile(self.state, self.layout.journal, copy=True)
         self.results = ResultsFile(self.state, self.layout.results)
         self.serve_loop = Loop("serve", self._scan_serve, lambda: SERVE_SCAN_SECONDS)
         self.queue = QueueScan(self.state, "queue")
@@ -99,9 +105,12 @@ class Controller(Daemon):
         self.plain_loop = Loop("plain queue", self._scan_plain_queue, lambda: PLAIN_SECONDS)
         self._status_written = 0.0
         self._told: list[str] | None = None
+        self._unwritten: dict[str, str] = {}
+        self._unsent = UnsentFile(self.layout.unsent)
+        self._worker_runs = bool(self.state.get("status", {}).get("running"))
 
     def recovered(self) -> None:
-        self.results.publish()
+        self._show_records()
         if not self.queue.has_begun():
             self._begin()
 
@@ -113,7 +122,7 @@ class Controller(Daemon):
         if unread := self.link.peers.unread():
             raise DataError(
                 "number commands",
-                path=self.settings.remote,
+                path=shown(self.settings.remote),
                 why=f"what {unread[-1]} sent, and a worker has read, is not there any more",
                 hint="Restore .syncd/ or the remote's files; or make both ends anew, on another "
                 "folder of the remote.",
@@ -126,7 +135,11 @@ class Controller(Daemon):
                 found.begin(dict(Counter(lines)))
 
     def watched(self) -> list[tuple[Path, Loop]]:
-        return [(self.layout.queue, self.main_loop), (self.layout.serve, self.serve_loop)]
+        return [
+            (self.layout.queue, self.main_loop),
+            (self.layout.serve, self.serve_loop),
+            (url_file(self.layout), self.push_loop),
+        ]
 
     def more_loops(self) -> list[Loop]:
         return [self.serve_loop, *([self.plain_loop] if self.settings.unsealed_lines else [])]
@@ -141,6 +154,8 @@ class Controller(Daemon):
             if self._take_lines(self.queue, self._read_queue()):
                 self._served()
             self._write_status()
+            self._write_unsent()
+            self._show_records()
         finally:
             self._write_problems()  # which tell why rounds fail
 
@@ -160,9 +175,20 @@ class Controller(Daemon):
         if self.served.pending():
             self.served.upload()
             self.push_loop.wake.set()
+        self.contents.fetch_early()
         if self.files.missing():
             self.files.fetch()
         self.link.compact()
+
+    def is_busy(self) -> bool:
+        return self._worker_runs
+
+    def bulk_interval(self) -> float:
+        # What there is to be done comes with a wake; what has failed is tried again now and then.
+        return super().bulk_interval() if self.is_busy() else RESCAN_SECONDS
+
+    def tick_interval(self) -> float:
+        return super().tick_interval() if self.queue.is_settling() else TICK_SECONDS
 
     def leave(self) -> None:
         return
@@ -257,24 +283,54 @@ class Controller(Daemon):
     # What goes out
 
     def collect(self, seq: int, budget: int) -> list[Message]:
-        messages: list[Message] = [*self._new_commands(budget)]
+        messages: list[Message] = [*self._bridge_url(), *self._new_commands(seq, budget)]
         budget -= sum(len(m.line) for m in messages if isinstance(m, QueuedCommand))
         return messages + (self.served.collect(budget) if budget > 0 else [])
 
+    def _bridge_url(self) -> list[BridgeUrl]:
+        """Where the bridge is to be reached, if that has changed."""
+        url = current_url(self.layout)
+        if url is None or url == self.state.get(BRIDGE_URL):
+            return []
+        self.state.put(BRIDGE_URL, url)
+        return [BridgeUrl(url=url)]
+
     def pack_up(self, acked: int) -> None:
-        self.served.pack_up(self.journal.payloads_in_use())
+        self.served.pack_up(self._snapshots_in_use())
+
+    def _snapshots_in_use(self) -> set[int]:
+        """Snapshots that a run has been given; or may have been, which was not heard of yet."""
+        records = self.journal.newest
+        queued = (m for m in self._commands_after(0, sys.maxsize) if m.number not in records)
+        oldest = min((m.snapshot for m in queued if m.snapshot), default=sys.maxsize)
+        return self.journal.payloads_in_use() | {o for o in self.served.sent() if o >= oldest}
 
     def restate(self) -> list[Message]:
-        return [*self.served.restate(), *self._commands_after(0, sys.maxsize)]
+        bridge = [BridgeUrl(url=url)] if (url := self.state.get(BRIDGE_URL)) else []
+        return [*bridge, *self.served.restate(), *self._commands_after(0, sys.maxsize)]
+
+    def unacked(self, acked: int) -> int:
+        return 0
 
     def kept_objects(self) -> set[str]:
         return self.contents.objects()
 
-    def _new_commands(self, budget: int) -> list[QueuedCommand]:
+    def make_again(self, lost: set[str]) -> None:
+        if self.contents.lose(lost):
+            self.served.send_again()
+
+    def _new_commands(self, seq: int, budget: int) -> list[QueuedCommand]:
         found = self._commands_after(int(self.state.get("commands_sent", 0)), budget)
         if found:
             self.state.put("commands_sent", found[-1].number)
+            on_their_way = [each for each in self._on_their_way() if each[0] < seq]
+            self.state.put("commands in packs", [*on_their_way, [seq, len(found)]])
         return found
+
+    def _on_their_way(self) -> list[list[int]]:
+        """Packs that are not on the remote yet, each with how many commands it brings."""
+        sent = self.link.progress()[0]
+        return [each for each in self.state.get("commands in packs", []) if each[0] > sent]
 
     def _commands_after(self, number: int, budget: int) -> list[QueuedCommand]:
         found: list[QueuedCommand] = []
@@ -299,7 +355,7 @@ class Controller(Daemon):
             self._journal(message.record)
         elif isinstance(message, RunEnded):
             if self.results.add(message.record):
-                self.results.publish()
+                self._show_records()  # before its end is in the journal
         elif isinstance(message, Content | PutFile | DropFile):
             self.files.apply(message)
         elif isinstance(message, StatusReport):
@@ -346,13 +402,45 @@ class Controller(Daemon):
         found = [*self.problems.values(), *self.refusals()]
         if self.link.keys.previous is not None:
             found.append(ROTATING)
-        for kept in (self.joins.problems, self.files.problems, self.served.problems):
+        parts = (self.joins.problems, self.files.problems, self.served.problems, self._unwritten)
+        for kept in parts:
             found += [f"{path}: {why}" for path, why in kept.items()]
         if found != self._told:
             publish_json(self.layout.problems, found, mode=0o600)
             self._told = found
 
+    def _show_records(self) -> None:
+        """Write what the worker has recorded. What cannot be written now is, once it can be."""
+        self.journal.catch_up()
+        why = ""
+        try:
+            self.results.publish()
+        except OSError as error:
+            why = f"cannot be written: {error.strerror or error}"
+        self._unwritten = {
+            path.name: told
+            for path, told in (
+                (self.layout.journal, self.journal.problem),
+                (self.layout.results, why),
+            )
+            if told
+        }
+
+    def _write_unsent(self) -> None:
+        """Say what waits here to be sent, where `syncd status` finds it."""
+        sent, newest = self.state.get("commands_sent", 0), "SELECT MAX(number) FROM commands"
+        row = self.state.row(newest)
+        new = int(row[0] or 0) - int(sent) if row else 0
+
+        def measure() -> tuple[int, int]:
+            commands = new + sum(count for _, count in self._on_their_way())
+            return commands, self.link.unsent() + self.served.unsent()
+
+        waits = new > 0 or self.link.unsent() > 0 or self.served.pending()
+        self._unsent.update(waits=waits, progress=self.link.progress(), measure=measure)
+
     def _keep_status(self, message: StatusReport) -> None:
+        self._worker_runs = bool(message.status.get("running"))
         with self.state.transaction():
             self.state.put("status", dict(message.status))
             self.state.put("status came", time.time())

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from protocol.errors import UserError
+from protocol.errors import ConfigError, UserError
 from protocol.messages import Message
 from protocol.paths import Layout
 from protocol.publish import make_dirs, remove_leftovers
@@ -34,34 +34,48 @@ from syncd.config import (
 )
 from syncd.delivery.contents import Contents
 from syncd.delivery.link import Link
+from syncd.delivery.mirror import Mirror
 from syncd.delivery.peers import FencedError
 from syncd.memory import return_what_is_freed
 from syncd.platform import exclusive_lock
+from syncd.rclone.address import is_address, parse_address
+from syncd.rclone.errors import Unreachable, shown
+from syncd.rclone.profiles import Profile
 from syncd.rclone.rcd import Rclone
 from syncd.rclone.remote import RcloneRemote, Remote, Transient
+from syncd.rclone.remotes import Lane, Remotes
 from syncd.state import State
 from syncd.watch import Watcher
 
 log = logging.getLogger("syncd")
 
-IDLE_AFTER_SECONDS = 600.0
-IDLE_POLL_SECONDS = 5.0
 DISCOVER_SECONDS = 5.0
 MEND_SECONDS = 60.0
-GATHER_SECONDS = 0.1
+MEND_SOON_SECONDS = 5.0
+MIRROR_SECONDS = 2.0
+# While nothing goes on, what is done every so often is done once in so many looks at the remote.
+IDLE_LOOKS = 10
+HOSTED_POLL_SECONDS = 5.0
 RESCAN_SECONDS = 10.0
 MAX_PAUSE_SECONDS = 30.0
+LOCK_SECONDS = 1.0
+# Where nobody answers, trying burdens nobody.
+UNREACHABLE_PAUSE_SECONDS = 4.0
+BRIDGE_URL = "bridge url"
 
 
 @dataclass
 class Loop:
-    """A thread that does rounds: woken by its event, or after `interval()` seconds."""
+    """A thread that does rounds: woken by `wake`, or after `interval()` seconds."""
 
     name: str
     round: Callable[[], None]
     interval: Callable[[], float]
     wake: threading.Event = field(default_factory=threading.Event)
+    rest: float = 0.0  # seconds until the next round, even if it is woken
     failures: int = 0
+    pause: float = 0.0  # seconds until it tries again, after a failure
+    again: threading.Event = field(default_factory=threading.Event)  # ends that pause
 
 
 class Daemon(ABC):
@@ -75,15 +89,18 @@ class Daemon(ABC):
         self.problems: dict[str, str] = {}
         self.fenced: FencedError | None = None
         self._stopping = threading.Event()
-        self._active = time.monotonic()
         self._discovered = -math.inf
-        self._mended = time.monotonic()
+        self._mend_at = time.monotonic() + MEND_SECONDS
         self._look = threading.Event()
         self._hosted: Path | None = None
-        self.push_loop = Loop("push", self._push, lambda: 1.0)
+        self.remotes: Remotes | None = None  # if there are several
+        self.mirror: Mirror | None = None
+        self._first = 0
+        self.push_loop = Loop("push", self._push, self._push_interval)
         self.pull_loop = Loop("pull", self._pull, self._poll_interval)
-        self.bulk_loop = Loop("bulk", self._bulk, lambda: 2.0)
+        self.bulk_loop = Loop("bulk", self._bulk, self.bulk_interval)
         self.main_loop = Loop("main", self.tick, self.tick_interval)
+        self.mirror_loop = Loop("mirror", self._mirror, lambda: MIRROR_SECONDS)
 
     # For subclasses
 
@@ -108,7 +125,15 @@ class Daemon(ABC):
         """See `link.Outgoing`."""
 
     @abstractmethod
+    def unacked(self, acked: int) -> int:
+        """See `link.Outgoing`."""
+
+    @abstractmethod
     def kept_objects(self) -> set[str]:
+        """See `link.Outgoing`."""
+
+    @abstractmethod
+    def make_again(self, lost: set[str]) -> None:
         """See `link.Outgoing`."""
 
     @abstractmethod
@@ -131,6 +156,14 @@ class Daemon(ABC):
     def bulk(self) -> None:
         """One round of what may take long: large files, both ways."""
 
+    def bulk_interval(self) -> float:
+        """Seconds until the next round of the bulk loop, if nothing wakes it."""
+        return 2.0
+
+    @abstractmethod
+    def is_busy(self) -> bool:
+        """Whether anything runs, as far as this end knows."""
+
     def more_loops(self) -> list[Loop]:
         """Loops that only this end has."""
         return []
@@ -152,14 +185,19 @@ class Daemon(ABC):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
             stack.enter_context(
-                exclusive_lock(self.layout.private / "lock", "start syncd watch in this folder")
+                exclusive_lock(
+                    self.layout.private / "lock",
+                    "start syncd watch in this folder",
+                    patience=LOCK_SECONDS,
+                )
             )
             self.open(stack)
             threads = self._start_threads(stack)
-            while not self._stopping.wait(1.0):
+            while not self._stopping.wait(60.0):  # a signal ends it
                 pass
             for loop in self._loops():
                 loop.wake.set()
+                loop.again.set()
             for thread in threads:
                 thread.join()
             self._say_goodbye()
@@ -181,6 +219,8 @@ class Daemon(ABC):
         self.state = State(private / "state.db")
         stack.callback(self.state.close)
         self.remote = self._given_remote or self._reached_by_rclone(folders["rclone"], stack)
+        if isinstance(self.remote, Remotes):
+            self.remotes = self.remote
         self._key = key = load_key(self.layout)
         if key is None:
             log.warning("NOT SEALED: no key; whoever can write to the remote can run code.")
@@ -195,6 +235,8 @@ class Daemon(ABC):
             outgoing=self,
             incoming=self,
         )
+        if self.remotes:
+            self.mirror = Mirror(self.link, self.remotes)
         self.contents = Contents(self.state, folders["content"] / "files", lambda: self.link)
         self.payload_contents = Contents(
             self.state, folders["content"] / "payload", lambda: self.link
@@ -202,12 +244,36 @@ class Daemon(ABC):
         self.setup()
         self._reach()
         self.recovered()
-        log.info("%s %s, remote %s", self.settings.role, self.link.writer, self.settings.remote)
+        log.info(
+            "%s %s, remote %s", self.settings.role, self.link.writer, shown(self.settings.remote)
+        )
 
     def _reached_by_rclone(self, folder: Path, stack: contextlib.ExitStack) -> Remote:
         config = Path(self.settings.rclone_config) if self.settings.rclone_config else None
         rclone = Rclone(folder, config=config, bwlimit=self.settings.bwlimit)
-        return RcloneRemote(stack.enter_context(rclone), self.settings.remote)
+        self._rclone = stack.enter_context(rclone)
+        first = self._remote_at(self.settings.remote)
+        if not self.settings.fallback:
+            return first
+        others = [RcloneRemote(rclone, name) for name in self.settings.fallback]
+        self.remotes = Remotes([Lane(remote) for remote in (first, *others)])
+        self.use_bridge_at(self.state.get(BRIDGE_URL, ""))
+        return self.remotes
+
+    def _remote_at(self, name: str) -> Remote:
+        return RcloneRemote(self._rclone, name, treat_as=self.settings.profile)
+
+    def use_bridge_at(self, url: str) -> None:
+        """Reach the bridge at this URL too, if this end was told of it by one."""
+        if not (url and self.remotes and is_address(self.settings.remote)):
+            return
+        try:
+            name = replace(parse_address(self.settings.remote), url=url).text()
+            parse_address(name)
+        except ConfigError as error:
+            log.warning("the bridge is said to be at %s: %s", url, error.why)
+            return
+        self.remotes.lanes[0].add_way(self._remote_at(name))
 
     def _reach(self) -> None:
         """Open the link. A remote that cannot be reached is waited for by an end that is new; one
@@ -227,11 +293,14 @@ class Daemon(ABC):
                 if self.link.joined:
                     return
                 failures += 1
-                if self._stopping.wait(min(0.5 * 2**failures, MAX_PAUSE_SECONDS)):
+                unreachable = isinstance(error, Unreachable)
+                most = UNREACHABLE_PAUSE_SECONDS if unreachable else MAX_PAUSE_SECONDS
+                if self._stopping.wait(min(0.5 * 2**failures, most)):
                     raise
 
     def _loops(self) -> list[Loop]:
-        return [self.main_loop, self.push_loop, self.pull_loop, self.bulk_loop, *self.more_loops()]
+        loops = [self.main_loop, self.push_loop, self.pull_loop, self.bulk_loop, *self.more_loops()]
+        return [*loops, self.mirror_loop] if self.mirror else loops
 
     def _start_threads(self, stack: contextlib.ExitStack) -> list[threading.Thread]:
         watched = self.watched()
@@ -295,47 +364,85 @@ class Daemon(ABC):
     def _work(self, loop: Loop) -> None:
         while not self._stopping.is_set():
             loop.wake.clear()
+            loop.again.clear()
             self.step(loop)
-            pause = loop.interval()
             if loop.failures:
-                self._stopping.wait(min(0.5 * 2**loop.failures, MAX_PAUSE_SECONDS))
-            loop.wake.wait(pause)
+                loop.again.wait(loop.pause)
+            elif not self._stopping.wait(loop.rest):
+                loop.wake.wait(loop.interval())
 
     @contextlib.contextmanager
     def _guarded(self, loop: Loop) -> Iterator[None]:
         """Turn a failed round into a problem that is shown, until a round works again."""
-        key = loop.name
         try:
             yield
         except FencedError as error:
             self.fence(error)
+        except Unreachable as error:
+            self._note_failure(loop, str(error), most=UNREACHABLE_PAUSE_SECONDS)
         except UserError as error:
-            self._note_failure(loop, key, str(error))
+            self._note_failure(loop, str(error))
         except OSError as error:
-            self._note_failure(loop, key, f"{error.strerror or error}: {error.filename or ''}")
+            self._note_failure(loop, f"{error.strerror or error}: {error.filename or ''}")
         except Exception as error:
             log.exception("a fault in the %s loop", loop.name)
-            self._note_failure(loop, key, f"fault in {loop.name}: {error!r}")
+            self._note_failure(loop, f"fault in {loop.name}: {error!r}")
         else:
-            if loop.failures:
-                log.info("%s works again", loop.name)
-            loop.failures = 0
-            self.problems.pop(key, None)
+            self._note_success(loop)
 
-    def _note_failure(self, loop: Loop, key: str, why: str) -> None:
+    def _note_failure(self, loop: Loop, why: str, *, most: float = MAX_PAUSE_SECONDS) -> None:
         loop.failures = min(loop.failures + 1, 10)
-        if self.problems.get(key) != why:
+        loop.pause = min(0.5 * 2**loop.failures, most)
+        if self.problems.get(loop.name) != why:
             log.warning("%s", why)
-        self.problems[key] = why
+        self.problems[loop.name] = why
+
+    def _note_success(self, loop: Loop) -> None:
+        if loop.failures:
+            log.info("%s works again", loop.name)
+            for other in self._loops():  # what kept this one away has kept others away, too
+                other.again.set()
+        loop.failures = 0
+        self.problems.pop(loop.name, None)
+
+    def is_idle(self) -> bool:
+        """Whether nothing runs, and nothing has come or gone for long."""
+        quiet = time.monotonic() - self.link.last_news
+        return quiet > self.settings.idle_after and not self.is_busy()
+
+    def every(self, seconds: float) -> float:
+        """How often to do what is done every so many seconds while anything goes on."""
+        return max(seconds, IDLE_LOOKS * self._poll()) if self.is_idle() else seconds
+
+    def _poll(self) -> float:
+        """How often to look at the remote."""
+        if self.is_idle():
+            return self.profile.idle_poll_seconds
+        return self.settings.poll or self.profile.poll_seconds
 
     def _push(self) -> None:
-        while self.link.push() and not self._stopping.is_set():
-            self._active = time.monotonic()
-            self._stopping.wait(GATHER_SECONDS)
+        """Send one pack: more come in a round of its own, after they have gathered for a while."""
+        sent = self.link.push()
+        self.push_loop.rest = self.profile.gather_seconds if sent else 0.0
+        if sent:
+            self.mirror_loop.wake.set()
+            self.push_loop.wake.set()
+
+    @property
+    def profile(self) -> Profile:
+        """How the remote wants to be used."""
+        return self.remote.profile()
+
+    def _push_interval(self) -> float:
+        return min(self.link.ack_wait(), RESCAN_SECONDS)
 
     def _bulk(self) -> None:
         self.bulk()
         self._end_rotation()
+
+    def _mirror(self) -> None:
+        if self.mirror:
+            self.mirror.round()
 
     def _end_rotation(self) -> None:
         """Drop the previous key once nothing that is still needed is sealed by it."""
@@ -357,10 +464,8 @@ class Daemon(ABC):
         self.pull_loop.wake.set()
 
     def _pull(self) -> None:
-        if time.monotonic() - self._mended > MEND_SECONDS:
-            self._mended = time.monotonic()
-            self.link.mend()
-        due = time.monotonic() - self._discovered > DISCOVER_SECONDS
+        self._mend()
+        due = time.monotonic() - self._discovered > self.every(DISCOVER_SECONDS)
         if due or self._look.is_set() or self.link.peers.newest() is None:
             thorough = self._look.is_set()
             self._look.clear()
@@ -369,16 +474,27 @@ class Daemon(ABC):
             if thorough:
                 self.main_loop.wake.set()  # it is what has asked
         if self.link.pull():
-            self._active = time.monotonic()
             self.main_loop.wake.set()
             self.bulk_loop.wake.set()
             self.push_loop.wake.set()
 
+    def _mend(self) -> None:
+        """See now and then whether all that was sent is there."""
+        now, first = time.monotonic(), self.remotes.first if self.remotes else 0
+        if first != self._first:
+            # What only another remote has, and was not copied in time, has to be said again; soon,
+            # for what is missing twice is missing.
+            self.link.mend()
+            self._first, self._mend_at = first, now + MEND_SOON_SECONDS
+        elif now > self._mend_at:
+            self.link.mend()
+            self._mend_at = now + self.every(MEND_SECONDS)
+
     def _poll_interval(self) -> float:
-        if self._hosted is not None:
-            return 1.0  # a watcher wakes it
-        idle = time.monotonic() - self._active > IDLE_AFTER_SECONDS
-        return IDLE_POLL_SECONDS if idle else self.settings.poll
+        if self._hosted is None:
+            return self._poll()
+        # A watcher wakes it, but not for what others of several remotes show.
+        return MIRROR_SECONDS if self.remotes else HOSTED_POLL_SECONDS
 
     def refusals(self) -> list[str]:
         """Say what was refused of what arrived, and what has not arrived."""

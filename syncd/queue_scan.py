@@ -46,6 +46,10 @@ class QueueScan:
         self._counted = not decision.settling
         return None
 
+    def is_settling(self) -> bool:
+        """Whether time alone may make more of the file count."""
+        return not self._counted
+
     def keep(self, decision: ScanDecision) -> None:
         """Keep a scan, inside the transaction that numbers its lines."""
         self._state.put(self._name, dict(decision.counts))

@@ -63,10 +63,16 @@ class Newest(Mapping[int, JournalRecord]):
 class JournalFile:
     """`journal.jsonl`, and what every command's newest record is."""
 
-    def __init__(self, state: State, path: Path) -> None:
+    def __init__(self, state: State, path: Path, *, copy: bool = False) -> None:
+        """With `copy` it is the other end's journal: a file that cannot be written then keeps
+        nothing from being recorded. It is named in `problem`, and written by `catch_up`."""
+        self.problem = ""
         self._state = state
         self._path = path
-        self._reconcile()
+        self._copy = copy
+        self._load()
+        with self._may_fail():
+            self._reconcile()
 
     def _reconcile(self) -> None:
         """Make file and state agree after a crash or an edit by hand: records are never lost."""
@@ -112,14 +118,34 @@ class JournalFile:
         line = record.encode()
         with self._state.transaction():
             self._state.on_rollback(self._load)
-            if not self._agrees():
-                self._reconcile()
+            self.catch_up()
             if not self._insert(record):
                 return False
-            append_durable(self._path, line)
+            if not self.problem:
+                with self._may_fail():
+                    append_durable(self._path, line)
             self._length += len(line)
             self.newest.advance(record)
         return True
+
+    def catch_up(self) -> None:
+        """Write the file anew if it is not what was recorded."""
+        with self._state.transaction():  # while nobody adds anything
+            if self.problem or not self._agrees():
+                with self._may_fail():
+                    self._reconcile()
+
+    @contextlib.contextmanager
+    def _may_fail(self) -> Iterator[None]:
+        """Write to the file: for a copy, what goes wrong is noted and no more."""
+        try:
+            yield
+        except OSError as error:
+            if not self._copy:
+                raise
+            self.problem = f"cannot be written: {error.strerror or error}"
+        else:
+            self.problem = ""
 
     def _agrees(self) -> bool:
         """Whether the file is as long as it was left. An edit, or a rollback, changes that."""
@@ -160,14 +186,13 @@ _RECORDS = "SELECT record FROM journal ORDER BY place"
 
 
 class ResultsFile:
-    """`results.json`, written from the state."""
+    """`results.json`, written from the state by `publish`."""
 
     def __init__(self, state: State, path: Path) -> None:
         self._state = state
         self._path = path
         self._written: tuple[int, int, int] | None = None
         self._stale = True
-        self.publish()
 
     def add(self, run: RunRecord) -> bool:
         """Keep a run's record; return whether it says anything new."""

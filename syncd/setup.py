@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from protocol.errors import ConfigError, RemoteError, UsageError
 from protocol.paths import Layout
 from protocol.publish import make_dirs, publish_bytes
 from protocol.wire import Role
+from syncd.bridge import objects_folder
 from syncd.config import (
     Key,
     Settings,
@@ -21,7 +23,10 @@ from syncd.config import (
     read_key,
     toml_text,
 )
+from syncd.platform import check_worker_system, is_locked, starts_with_drive
+from syncd.rclone.address import is_address
 from syncd.rclone.admin import Admin
+from syncd.rclone.errors import shown, without_secrets
 
 QUEUE_START = b"""\
 # One command a line, appended at the end: run:<stage>, stop:<stage>, sh:<base64>.
@@ -40,6 +45,7 @@ def initialise(
     *,
     role: Role,
     remote: str,
+    fallback: Sequence[str] = (),
     key_file: Path | None = None,
     unsealed: bool = False,
     rclone_config: str = "",
@@ -50,6 +56,8 @@ def initialise(
     cannot be had, RemoteError when rclone does not know the remote, UsageError for options that do
     not go together, or not with what this end has been at work on.
     """
+    if role is Role.WORKER:
+        check_worker_system()
     if unsealed and key_file:
         raise UsageError("syncd init", why="--unsealed and --key-file do not go together")
     if unsealed and layout.key.exists():
@@ -60,14 +68,22 @@ def initialise(
             hint="Move it away, at both ends, to do without.",
         )
     known = load_settings(layout, {}, {}) if layout.settings.exists() else None
-    settings = Settings(role=role, remote=_absolute(remote), rclone_config=rclone_config)
+    others = tuple(map(_absolute, fallback))
+    settings = Settings(
+        role=role, remote=_absolute(remote), fallback=others, rclone_config=rclone_config
+    )
     if known is not None:
-        config = rclone_config or known.rclone_config
-        settings = replace(known, role=role, remote=settings.remote, rclone_config=config)
+        settings = replace(
+            known,
+            role=role,
+            remote=settings.remote,
+            fallback=others or known.fallback,
+            rclone_config=rclone_config or known.rclone_config,
+        )
     key = None if unsealed else _key(layout, role, key_file)
     if known is not None and (layout.private / "state.db").exists():
         _check_same(layout, known, settings, key)
-    _check_remote(settings)
+    _check_remotes(settings)
     try:
         _write(layout, settings, key)
     except OSError as error:
@@ -82,11 +98,12 @@ def _check_same(layout: Layout, known: Settings, settings: Settings, key: Key | 
     if known.role is not settings.role:
         why = f"it is the {known.role}'s end, and has been at work"
         hint = f"Make the {settings.role}'s end in another folder."
-    elif known.remote != settings.remote:
-        why = f"it has been at work on {known.remote}"
+    elif not _same_remote(known.remote, settings.remote):
+        before, after = shown(known.remote), shown(settings.remote)
+        why = f"it has been at work on {before}"
         hint = (
             "Make another folder an end, or take along what is on that remote: stop `syncd watch`, "
-            f"`rclone copy {known.remote} {settings.remote}`, set remote in {layout.settings}."
+            f"`rclone copy {before} {after}`, set remote in {layout.settings}."
         )
     elif not _same(key, load_key(layout)):
         why = "it has been at work with another key, or with none"
@@ -96,6 +113,11 @@ def _check_same(layout: Layout, known: Settings, settings: Settings, key: Key | 
         )
     if why:
         raise UsageError("syncd init", path=layout.root, why=why, hint=hint)
+
+
+def _same_remote(before: str, after: str) -> bool:
+    """Whether two remotes may be one: a bridge's URL changes with its tunnel."""
+    return before == after or (is_address(before) and is_address(after))
 
 
 def _same(key: Key | None, other: Key | None) -> bool:
@@ -123,6 +145,8 @@ def rotate(layout: Layout, *, key_file: Path | None = None) -> str:
     key = _next_key(layout, role, current, key_file)
     key.save(layout)
     lines = [f"{layout.key} has the new key; the one before only opens what is older"]
+    if is_locked(layout.private / "lock"):
+        lines.append("a `syncd watch` runs here, and has the old one until it is restarted")
     if role is Role.CONTROLLER and key_file is None:
         lines.append("next: restart `syncd watch` here, and give the worker a copy of that file:")
         lines.append("`syncd init --rotate --key-file COPY` there, and restart its `syncd watch`")
@@ -167,17 +191,22 @@ def _given_key(layout: Layout, current: Key, given: Key) -> Key:
     return replace(given, previous=current.secret)
 
 
-def _check_remote(settings: Settings) -> None:
-    """A named remote must be one that rclone has. Raises RemoteError."""
-    named = re.match(r"([^:,/\\]+):", settings.remote)
-    if not named or os.path.isabs(settings.remote):
+def _check_remotes(settings: Settings) -> None:
+    """Named remotes must be ones that rclone has. Raises RemoteError."""
+    for remote in (settings.remote, *settings.fallback):
+        _check_known(remote, settings)
+
+
+def _check_known(remote: str, settings: Settings) -> None:
+    named = re.match(r"([^:,/\\]+):", remote)
+    if not named or os.path.isabs(remote) or is_address(remote):
         return
     config = Path(settings.rclone_config) if settings.rclone_config else None
     known = Admin(config=config).remotes()
     if named[1] not in known:
         raise RemoteError(
             "syncd init",
-            path=settings.remote,
+            path=remote,
             why=f"rclone has no remote {named[1]!r}",
             hint=f"It has: {', '.join(known) or 'none'}. `rclone config` makes one.",
         )
@@ -188,7 +217,9 @@ def _write(layout: Layout, settings: Settings, key: Key | None) -> None:
     make_private(layout)
     if key:
         key.save(layout)
-    publish_bytes(layout.settings, toml_text(settings).encode("utf-8"))
+    secret = any(without_secrets(r) != r for r in (settings.remote, *settings.fallback))
+    mode = 0o600 if secret else 0o644
+    publish_bytes(layout.settings, toml_text(settings).encode("utf-8"), mode=mode)
     make_dirs(layout.inbox)
     if settings.role is Role.CONTROLLER:
         make_dirs(layout.serve)
@@ -205,8 +236,7 @@ def _absolute(remote: str) -> str:
     so does a drive's letter on Windows.
     """
     remote = remote.strip()
-    drive = os.name == "nt" and re.match(r"[A-Za-z]:", remote)
-    named = not drive and re.match(r"[^:,/\\]*[:,].*", remote) and ":" in remote
+    named = not starts_with_drive(remote) and re.match(r"[^:,/\\]*[:,].*", remote) and ":" in remote
     if named or not remote:
         return remote
     try:
@@ -236,13 +266,15 @@ def _read(key_file: Path) -> Key:
 
 
 def _told(layout: Layout, settings: Settings, key: Key | None) -> str:
-    lines = [f"{layout.root} is the {settings.role}'s end; remote {settings.remote}"]
+    lines = [f"{layout.root} is the {settings.role}'s end; remote {shown(settings.remote)}"]
     if key is None:
         lines.append("NOT SEALED: whoever can write to the remote can run code on the worker.")
     elif settings.role is Role.CONTROLLER:
         lines.append(f"key: {layout.key} (secret; the worker needs a copy)")
     if settings.role is Role.CONTROLLER:
-        lines.append("next: edit serve/stages.toml, start `syncd watch`, append to queue.txt")
+        bridge = " --bridge" if settings.remote == str(objects_folder(layout)) else ""
+        watch = f"`syncd watch{bridge}`"
+        lines.append(f"next: edit serve/stages.toml, start {watch}, append to queue.txt")
     else:
         lines.append("next: start `syncd watch`")
     return "\n".join(lines)

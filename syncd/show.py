@@ -19,6 +19,7 @@ from protocol.results import RunRecord
 from protocol.states import Result, State
 from protocol.status import Status, duration, render_status, shown
 from syncd.account import Account, AttemptView
+from syncd.unsent import Unsent
 from syncd.view import FOLLOW_SECONDS, CommandView, tail
 from syncd.view import follow as follow_log
 
@@ -99,24 +100,26 @@ def print_status(
     commands: Sequence[CommandView],
     worker: Status | None,
     problems: Sequence[str] = (),
+    unsent: Unsent | None = None,
     *,
+    most: int | None = None,
     age: float | None = None,
 ) -> None:
     """Print this end's problems, the newest commands and the worker's status, each end once.
 
-    `age` is for how many seconds nothing was heard of the worker; None: by its own clock.
+    `unsent` is what waits here to be sent; `most`, how many commands to show, each then with its
+    run id and how long it took; `age`, for how many seconds nothing was heard of the worker (None:
+    by its own clock).
     """
     console = plain_console()
     for problem in problems:
         console.print(Text(f"PROBLEM at this end: {one_line(problem)}"), soft_wrap=True)
-    if len(commands) > COMMANDS_SHOWN:
-        console.print(f"({len(commands) - COMMANDS_SHOWN} older commands are not shown)")
-    newest = commands[-COMMANDS_SHOWN:]
-    rows = [_command_row(view) for view in newest]
-    if rows:
-        _print_table(["no.", "command", "state", "cause"], rows)
-    else:
-        console.print("The queue has no commands yet.")
+    newest = commands[-(most or COMMANDS_SHOWN) :]
+    if len(commands) > len(newest):
+        console.print(f"({len(commands) - len(newest)} older commands are not shown)")
+    _print_commands(newest, in_full=most is not None)
+    if unsent is not None:
+        console.print(unsent.told(time.time()), soft_wrap=True)
     console.print()
     if worker is None:
         console.print(NO_WORKER, soft_wrap=True)
@@ -127,9 +130,26 @@ def print_status(
         console.print(Text(render_status(rest, now=now)), end="", soft_wrap=True)
 
 
+def _print_commands(commands: Sequence[CommandView], *, in_full: bool) -> None:
+    if not commands:
+        plain_console().print("The queue has no commands yet.")
+    elif in_full:
+        columns = ["no.", "command", "run", "state", "took", "cause"]
+        _print_table(columns, [_full_row(view) for view in commands])
+    else:
+        _print_table(["no.", "command", "state", "cause"], list(map(_command_row, commands)))
+
+
 def _command_row(view: CommandView) -> list[Text]:
     state = _state(view.state, view.result)
     return [Text(str(view.number)), Text(shown(view.line)), state, Text(one_line(view.cause))]
+
+
+def _full_row(view: CommandView) -> list[Text]:
+    number, command, state, cause = _command_row(view)
+    ended = view.state is State.ENDED and view.started is not None and view.time is not None
+    took = duration((view.time or 0.0) - (view.started or 0.0)) if ended else ""
+    return [number, command, Text(view.run_id), state, Text(took), cause]
 
 
 def print_results(runs: Sequence[RunRecord]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from protocol.errors import ConfigError, DataError, UsageError
+from protocol.files import BINARY
 from protocol.journal import JournalRecord, fold, parse_journal
 from protocol.messages import QueuedCommand
 from protocol.names import canonical_stage, suggest
@@ -28,6 +29,8 @@ from protocol.states import Result, State
 from protocol.status import Status
 from syncd.delivery.payload import read_stages
 from syncd.holes import data_from
+from syncd.platform import is_locked
+from syncd.unsent import Unsent
 
 FOLLOW_SECONDS = 0.1
 
@@ -55,7 +58,10 @@ _INIT = "Run `syncd init` there, or give --folder."
 
 @dataclass(frozen=True, kw_only=True)
 class CommandView:
-    """One command of the queue and how it is. `cause` says why it ended as it did."""
+    """One command of the queue and how it is. `cause` says why it ended as it did.
+
+    `time` is of its newest record, `started` of its first attempt.
+    """
 
     number: int
     line: str
@@ -66,16 +72,26 @@ class CommandView:
     worker: str
     attempt: int
     time: float | None
+    started: float | None = None
 
 
 def read_commands(layout: Layout) -> list[CommandView]:
     """Return every command that this end knows, in order. Raises DataError."""
-    newest = read_journal(layout)
-    views = [_view(message, newest.get(message.number)) for message in _messages(layout)]
+    records = read_records(layout)
+    newest, started = fold(records), dict[int, float]()
+    for record in records:
+        if record.state is State.STARTED:
+            started.setdefault(record.number, record.time)
+    views = [
+        _view(message, newest.get(message.number), started.get(message.number))
+        for message in _messages(layout)
+    ]
     return sorted(views, key=lambda view: view.number)
 
 
-def _view(message: QueuedCommand, record: JournalRecord | None) -> CommandView:
+def _view(
+    message: QueuedCommand, record: JournalRecord | None, started: float | None
+) -> CommandView:
     return CommandView(
         number=message.number,
         line=message.line,
@@ -86,6 +102,7 @@ def _view(message: QueuedCommand, record: JournalRecord | None) -> CommandView:
         worker=record.worker if record else "",
         attempt=record.attempt if record else 0,
         time=record.time if record else None,
+        started=started,
     )
 
 
@@ -157,25 +174,19 @@ def read_problems(layout: Layout) -> list[str]:
     return [str(each) for each in found]
 
 
-def is_watched(layout: Layout) -> bool | None:
-    """Say whether a `syncd watch` runs on this end; None where the system does not tell.
-
-    It is the kernel's list of locks that is read: to try the lock could turn a daemon away.
-    """
+def read_unsent(layout: Layout) -> Unsent | None:
+    """Return what waits at the controller to be sent, None for nothing. Raises DataError."""
     try:
-        held = Path("/proc/locks").read_text("ascii", "replace")
-    except OSError:
-        return None
-    try:
-        inode = (layout.private / "lock").stat().st_ino
+        return decode(Unsent, loads(layout.unsent.read_bytes()))
     except FileNotFoundError:
-        return False
-    # 1: FLOCK  ADVISORY  WRITE 1234 fe:00:2385223 0 EOF
-    return any(
-        fields[1] == "FLOCK" and fields[5].endswith(f":{inode}")
-        for fields in map(str.split, held.splitlines())
-        if len(fields) > 5
-    )
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError("read what waits", path=layout.unsent, why=str(error)) from error
+
+
+def is_watched(layout: Layout) -> bool | None:
+    """Say whether a `syncd watch` runs on this end; None where the system does not tell."""
+    return is_locked(layout.private / "lock")
 
 
 def check_stage(layout: Layout, name: str) -> str:
@@ -205,7 +216,7 @@ def append_commands(layout: Layout, lines: Sequence[str]) -> None:
                 "append to the queue", path=layout.queue, why=why, hint="Serve it as a file."
             )
     try:
-        fd = os.open(layout.queue, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        fd = os.open(layout.queue, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o644)
         with os.fdopen(fd, "r+b", buffering=0) as file:
             encoding = _ENCODINGS.get(file.read(2), "utf-8")
             width = len("\n".encode(encoding))

@@ -38,7 +38,7 @@ from syncd.platform import filesystem_type
 POLL_SECONDS = 1.0
 # How often to see whether what is watched is still what is there: a folder that was renamed, or
 # mounted over, gives no event.
-CHECK_SECONDS = 1.0
+CHECK_SECONDS = 5.0
 # After a wake the next one waits so long: a burst of events is a few wakes, a single one is quick.
 GAP_SECONDS = 0.005
 CLOSE_SECONDS = 5.0
@@ -227,7 +227,7 @@ def _observe(place: _Place, handler: FileSystemEventHandler) -> BaseObserver:
 
     Raises OSError when the folder cannot be read.
     """
-    if not _needs_polling(place.folder):
+    if not needs_polling(place.folder):
         try:
             return _started(Observer(), place, handler)
         except FileNotFoundError:
@@ -245,7 +245,8 @@ def _started(
     return observer
 
 
-def _needs_polling(folder: Path) -> bool:
+def needs_polling(folder: Path) -> bool:
+    """Whether a folder is on a network or FUSE mount, where changes may give no events."""
     kind = filesystem_type(folder)
     return kind in _REMOTE_TYPES or kind.startswith("fuse")
 

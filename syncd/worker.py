@@ -15,6 +15,7 @@ from pathlib import Path
 
 from protocol.journal import JournalRecord
 from protocol.messages import (
+    BridgeUrl,
     Content,
     DropFile,
     Journal,
@@ -28,7 +29,7 @@ from protocol.messages import (
 from protocol.publish import make_dirs, publish_json
 from protocol.states import State as CommandState
 from protocol.wire import Role, Writer
-from syncd.daemon import Daemon, Loop
+from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
 from syncd.delivery.files import LocalFiles, RemoteFiles
 from syncd.delivery.outgoing import WorkerOutgoing
 from syncd.delivery.payload import PayloadStore
@@ -41,12 +42,12 @@ from syncd.records import JournalFile, ResultsFile
 from syncd.stages import schedule
 from syncd.stages.attempt_files import read_file
 from syncd.stages.runner import Runner
-from syncd.worker_status import WorkerStatus
+from syncd.worker_status import HEARTBEAT_SECONDS, WorkerStatus
 
 log = logging.getLogger("syncd")
 
 FENCE_PATIENCE_SECONDS = 60.0
-IDLE_TICK_SECONDS = 2.0
+IDLE_TICK_SECONDS = 4.0
 # A main loop that did no round for so long was suspended, with the machine or by a signal.
 SUSPENDED_SECONDS = 10.0
 
@@ -69,6 +70,7 @@ class Worker(Daemon):
         for folder in (self.layout.artifacts, self.layout.store):
             make_dirs(folder)
         make_dirs(self.layout.runs, mode=0o700)
+        self.contents.progressed = self.push_loop.wake.set
         self.local = LocalFiles(self.state, root, self.contents)
         self.inherited = RemoteFiles(self.state, root, self.contents, wanted=lambda path: True)
         self.payloads = PayloadStore(
@@ -137,7 +139,7 @@ class Worker(Daemon):
                 self.runner.round()
         finally:
             self._write_status()  # which tells why rounds fail
-        if self.outgoing.has_records():
+        if self.outgoing.has_records() or self.status.is_due():
             self.push_loop.wake.set()
         if self.runner.plan.actions:
             self.main_loop.wake.set()
@@ -211,6 +213,7 @@ class Worker(Daemon):
             self.inherited.fetch()
             self._restored = True  # what could not be had is named, and the rest is here
             self.main_loop.wake.set()
+        self.payload_contents.fetch_early()
         ready = self.payloads.newest(0)
         self.payloads.unpack(self.journal.payloads_in_use())
         if self.payloads.newest(0) != ready:
@@ -221,6 +224,10 @@ class Worker(Daemon):
         # A state says all that this worker stands for, what it inherited included.
         if self.local.covers(self.inherited.paths()):
             self.link.compact()
+
+    def bulk_interval(self) -> float:
+        # Files that are written are seen at once, and looked at again until they have settled.
+        return super().bulk_interval() if self.local.unsettled else RESCAN_SECONDS
 
     def leave(self) -> None:
         self.runner.look()
@@ -241,6 +248,9 @@ class Worker(Daemon):
                 message.number,
                 json.dumps(asdict(message)),
             )
+        elif isinstance(message, BridgeUrl):
+            self.state.put(BRIDGE_URL, message.url)
+            self.use_bridge_at(message.url)
         elif isinstance(message, Content | Snapshot):
             # Before the link is open there is no runner, but the journal is already there.
             self.payloads.apply(message, self.journal.payloads_in_use())
@@ -263,7 +273,9 @@ class Worker(Daemon):
     # What goes out
 
     def collect(self, seq: int, budget: int) -> list[Message]:
-        messages = [*self.outgoing.collect(seq, budget), *self.status.collect()]
+        # How far bars have come goes along with the status, which tells it too.
+        messages = self.outgoing.collect(seq, budget, redraws=self.status.is_due())
+        messages += self.status.collect(along=bool(messages))
         if self.outgoing.held():
             self.bulk_loop.wake.set()  # what they wait for is a scan of the files
         return messages
@@ -274,12 +286,27 @@ class Worker(Daemon):
     def restate(self) -> list[Message]:
         return [*self.outgoing.restate(), *self.status.restate()]
 
+    def unacked(self, acked: int) -> int:
+        return self.outgoing.unacked(acked)
+
     def kept_objects(self) -> set[str]:
         return self.outgoing.kept_objects()
 
+    def is_busy(self) -> bool:
+        return self.runner.is_running()
+
+    def make_again(self, lost: set[str]) -> None:
+        self.outgoing.make_again(lost)
+
     def _write_status(self) -> None:
+        self.status.heartbeat = self.every(HEARTBEAT_SECONDS)
         unsent = self.link.unsent() + self.outgoing.unsent()
-        self.status.update(self.runner, unsent=unsent, problems=self._all_problems())
+        self.status.update(
+            self.runner,
+            unsent=unsent,
+            progress=self.link.progress(),
+            problems=self._all_problems(),
+        )
 
     def _all_problems(self) -> list[str]:
         found = [*self.problems.values(), *self.runner.problems.values(), *self.refusals()]

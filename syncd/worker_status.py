@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import shutil
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -21,8 +22,10 @@ from protocol.paths import Layout
 from protocol.progress import read_progress
 from protocol.publish import publish_bytes
 from protocol.status import EndedLine, RunningLine, Status, WaitingLine, render_status
+from syncd.delivery.redraws import Redraws
 from syncd.stages.runner import Runner
 from syncd.stages.schedule import Entry
+from syncd.unsent import WaitingSince
 
 STATUS_SECONDS = 1.0
 HEARTBEAT_SECONDS = 20.0
@@ -36,20 +39,24 @@ class WorkerStatus:
 
     def __init__(self, layout: Layout, *, worker: str, sealed: bool) -> None:
         self.leaving = ""
+        self.heartbeat = HEARTBEAT_SECONDS  # how often the status is sent when it is no news
         self._layout = layout
         self._worker = worker
         self._sealed = sealed
         self._status: Status | None = None
-        self._news = self._written = ""
-        self._sent = ("", 0.0)
-        self._unsent_since: float | None = None
+        self._news = self._progress = self._written = ""
+        self._sent = ("", "", -math.inf)
+        self._redraws = Redraws()
+        self._waiting = WaitingSince()
 
-    def update(self, runner: Runner, *, unsent: int, problems: Iterable[str]) -> None:
-        """Take stock, and write `status.txt` if it changed."""
-        if not unsent:
-            self._unsent_since = None
-        elif self._unsent_since is None:
-            self._unsent_since = time.time()
+    def update(
+        self, runner: Runner, *, unsent: int, progress: object, problems: Iterable[str]
+    ) -> None:
+        """Take stock, and write `status.txt` if it changed.
+
+        `progress` changes whenever something of the `unsent` bytes has got through.
+        """
+        since = self._waiting.update(waits=unsent > 0, progress=progress)
         waits = runner.plan.waits
         self._status = Status(
             time=time.time(),
@@ -64,31 +71,44 @@ class WorkerStatus:
             ),
             ended=_ended(runner),
             unsent_bytes=unsent,
-            unsent_since=self._unsent_since,
+            unsent_since=since,
             disk_free=shutil.disk_usage(self._layout.root).free // DISK_STEP * DISK_STEP,
             machine=_machine(),
+            heartbeat=self.heartbeat,
             problems=tuple(problems),
             leaving=self.leaving,
         )
         text = render_status(self._status, now=self._status.time)
-        # What of a status is worth telling: all but the time, which stands in the first line.
-        self._news = text.partition("\n")[2]
-        if self._news != self._written:
+        self._news = _news(self._status)
+        self._progress = body = text.partition("\n")[2]
+        if body != self._written:
             publish_bytes(self._layout.status, text.encode("utf-8"))
             kept = json.dumps(asdict(self._status)).encode("utf-8")
             publish_bytes(self._layout.private / "status.json", kept, mode=0o600)
-            self._written = self._news
+            self._written = body
 
-    def collect(self) -> list[StatusReport]:
-        """Return the status when it is news, or when it is time for a heartbeat."""
+    def is_due(self, *, along: bool = False) -> bool:
+        """Whether the status is to be sent, `along` with something else if that is so.
+
+        Soon when it is news, now and then when runs have gone on, else as a heartbeat.
+        """
         if self._status is None:
-            return []
-        news, (last, when) = self._news, self._sent
+            return False
+        news, progress, when = self._sent
         age = time.monotonic() - when
-        soon = 0.0 if self.leaving else STATUS_SECONDS
-        if age < (HEARTBEAT_SECONDS if news == last else soon):
+        if self._news != news:
+            return age >= (0.0 if self.leaving else STATUS_SECONDS)
+        went_on = self._status.running and self._progress != progress
+        return age >= self.heartbeat or bool(went_on and self._redraws.due(along=along))
+
+    def collect(self, *, along: bool) -> list[StatusReport]:
+        """Return the status if it is due."""
+        if self._status is None or not self.is_due(along=along):
             return []
-        self._sent = (news, time.monotonic())
+        if self._news != self._sent[0]:
+            self._redraws.begin()
+        self._redraws.said()
+        self._sent = (self._news, self._progress, time.monotonic())
         return [StatusReport(status=asdict(self._status))]
 
     def restate(self) -> list[StatusReport]:
@@ -104,6 +124,22 @@ class WorkerStatus:
             progress=read_progress(runner.run_dir(entry.run_id) / "progress.json"),
             last_line=last_line(self._layout.run_log(entry.run_id)),
         )
+
+
+def _news(status: Status) -> str:
+    """Return what of a status a person waits for: not how far runs are, nor what changes on any
+    machine by itself. The heartbeat is in it: who reads it counts on that."""
+    running = tuple(replace(run, progress=None, last_line="") for run in status.running)
+    told = replace(
+        status,
+        time=0.0,
+        running=running,
+        unsent_bytes=0,
+        unsent_since=None,
+        disk_free=0,
+        machine={},
+    )
+    return json.dumps(asdict(told))
 
 
 def _ended(runner: Runner) -> tuple[EndedLine, ...]:

@@ -48,7 +48,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 def rclone_config(tmp_path: Path) -> Path:
     """An rclone configuration file of the test's own, empty at first."""
     path = tmp_path / "rclone.conf"
-    path.write_text("")
+    path.touch(mode=0o600)
     return path
 
 
@@ -84,6 +84,7 @@ def make_file(tmp_path: Path) -> Callable[[str, bytes], Path]:
         folder = tmp_path / "outgoing"
         folder.mkdir(exist_ok=True)
         path = folder / name
+        path.unlink(missing_ok=True)  # on the remote's disk, what was uploaded may be the same file
         path.write_bytes(content)
         return path
 

@@ -14,11 +14,25 @@ from pathlib import Path
 import pytest
 
 GOLDEN = Path(__file__).parent / "data" / "help"
-SYNCD = ["demo", "init", "logs", "results", "run", "sh", "status", "stop", "watch"]
+SYNCD = [
+    "bridge",
+    "bench",
+    "demo",
+    "doctor",
+    "init",
+    "logs",
+    "results",
+    "run",
+    "sh",
+    "status",
+    "stop",
+    "watch",
+]
 TRAINER = ["check", "export", "finetune", "gate", "pool", "pretrain"]
 COMMANDS = [
     "syncd",
     *[f"syncd {name}" for name in SYNCD],
+    "syncd bench link",
     "trainer",
     *[f"trainer {name}" for name in TRAINER],
     *[f"trainer pool {name}" for name in ("build", "describe", "sample")],

@@ -7,44 +7,56 @@ fetched when they are used.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import itertools
 import json
+import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
 from protocol.errors import DataError, RefusedError
 from protocol.messages import Content, Piece
-from protocol.publish import publishing
+from protocol.publish import publishing, rename_durable
 from protocol.schema import decode
 from protocol.wire import CHUNK_BYTES
+from syncd.delivery.arrivals import Arrivals
+from syncd.delivery.chunks import Block, blocks_of
 from syncd.delivery.link import Link
+from syncd.delivery.uploads import Part, Source, Upload
+from syncd.platform import set_mode
 from syncd.state import State
 
 INLINE_BYTES = 64 * 1024
 # The owner of blobs that were said inside messages, kept until a state needs them or none does.
 SAID = "said"
+# So much of them is repeated by each state, rather than each state making a chunk of a little.
+SAID_BYTES = 256 * 1024
+# When more chunks hold less than this, they are joined: each costs its listing again and again.
+MANY_CHUNKS = 200
+LITTLE_CHUNK = CHUNK_BYTES // 4
+MOVED = "contents that were moved"
+# What has come so far of a content that is being sent is told so often.
+HINT_SECONDS = 0.5
 
 
 def file_sha256(path: Path, size: int | None = None) -> str:
     """Return the SHA-256 of a file, or of its first `size` bytes. Raises OSError."""
     digest = hashlib.sha256()
-    for block in _read(path, size):
-        digest.update(block)
+    with open(path, "rb") as file:
+        for block in blocks_of(file, sys.maxsize if size is None else size):
+            digest.update(block)
     return digest.hexdigest()
 
 
-def _read(path: Path, size: int | None, step: int = 1024 * 1024) -> Iterator[bytes]:
-    """Yield the bytes of a file, or its first `size`, in blocks of `step`."""
-    left = sys.maxsize if size is None else size
-    with open(path, "rb") as file:
-        while left > 0 and (block := file.read(min(step, left))):
-            left -= len(block)
-            yield block
+def _length(pieces: Iterable[Piece]) -> int:
+    return sum(piece.length for piece in pieces)
 
 
 class Contents:
@@ -56,12 +68,20 @@ class Contents:
         self._folder = folder
         self._owner = folder.name
         self._link = link
+        self._arrivals = Arrivals(folder)
+        self._hint: Content | None = None
+        self._hinted = -math.inf
+        # Called when more of a content that the other end waits for has reached the remote.
+        self.progressed: Callable[[], None] = lambda: None
 
     def receive(self, content: Content) -> None:
         """Keep what a message says of a content. Raises RefusedError when its blob is another."""
         if content.pieces:
-            pieces = json.dumps([asdict(piece) for piece in content.pieces])
-            self._note(content.sha256, content.size, pieces)
+            if _length(content.pieces) < content.size:
+                if self.pieces(content.sha256):
+                    return
+                self._expect(content)
+            self._note(content.sha256, content.size, content.pieces)
             return
         if hashlib.sha256(content.blob).hexdigest() != content.sha256:
             raise RefusedError(f"receive content {content.sha256[:80]}", why="its bytes are others")
@@ -72,32 +92,90 @@ class Contents:
             content.blob,
         )
 
-    def _note(self, sha256: str, size: int, pieces: str) -> None:
-        self._state.run("INSERT OR REPLACE INTO contents VALUES (?, ?, ?)", sha256, size, pieces)
+    def _expect(self, content: Content) -> None:
+        """Have a content fetched early. They are sent one after another: others that have not come
+        by now were given up."""
+        for other in self._arrivals.expected():
+            if other != content.sha256 and not self.pieces(other):
+                self._arrivals.forget(other)
+        self._arrivals.expect(content.sha256, content.size)
+
+    def _note(self, sha256: str, size: int, pieces: Sequence[Piece]) -> None:
+        text = json.dumps([asdict(piece) for piece in pieces])
+        self._state.run("INSERT OR REPLACE INTO contents VALUES (?, ?, ?)", sha256, size, text)
+
+    def _known(self, sha256: str) -> tuple[int, tuple[Piece, ...]] | None:
+        """The size of a content, and the pieces that are known: its first ones, or all."""
+        row = self._state.row("SELECT size, pieces FROM contents WHERE sha256 = ?", sha256)
+        if row is None:
+            return None
+        # Many contents lie in one chunk: its name is kept once.
+        values = [{**v, "object": sys.intern(v["object"])} for v in json.loads(row[1])]
+        return int(row[0]), tuple(decode(Piece, value) for value in values)
 
     def pieces(self, sha256: str) -> tuple[Piece, ...]:
-        """Where a content lies on the remote; empty when it lies in no chunk."""
-        row = self._state.row("SELECT pieces FROM contents WHERE sha256 = ?", sha256)
-        values = json.loads(row[0]) if row else ()
-        # Many contents lie in one chunk: its name is kept once.
-        return tuple(decode(Piece, {**v, "object": sys.intern(v["object"])}) for v in values)
+        """Where a content lies on the remote; empty when not all of it lies in chunks."""
+        size, pieces = self._known(sha256) or (0, ())
+        return pieces if _length(pieces) >= size else ()
 
-    def upload(self, path: Path, sha256: str, size: int) -> None:
-        """Bring a file's first `size` bytes to the remote as chunks, unless they are there.
+    def on_remote(self) -> set[str]:
+        """Return every content that lies in chunks on the remote."""
+        rows = self._state.rows(
+            "SELECT sha256 FROM contents WHERE size <="
+            " (SELECT SUM(json_extract(value, '$.length')) FROM json_each(pieces))"
+        )
+        return {str(sha256) for (sha256,) in rows}
 
-        Raises DataError when the file is no longer what its hash says.
+    def upload(self, sources: Iterable[Source]) -> dict[Path, OSError | DataError]:
+        """Bring files to the remote as chunks, but for contents that are there; may take long.
+
+        Returns which could not be read, or are no longer what their hash says. Raises RemoteError
+        when the remote cannot be reached; another call goes on where this one was.
         """
-        if self.pieces(sha256):
-            return
-        pieces: list[Piece] = []
-        digest = hashlib.sha256()
-        for block in _read(path, size, CHUNK_BYTES):
-            digest.update(block)
-            name = self._link().put_chunk(block)
-            pieces.append(Piece(object=name, offset=0, length=len(block)))
-        if digest.hexdigest() != sha256:
-            raise DataError("send a file", path=path, why="it changed meanwhile")
-        self._note(sha256, size, json.dumps([asdict(piece) for piece in pieces]))
+        wanted = (source for source in sources if not self.pieces(source.sha256))
+        if (first := next(wanted, None)) is None:
+            return {}
+        upload = Upload(self._link().chunks, self._begun)
+        for parts in upload.run(itertools.chain([first], wanted)):
+            with self._state.transaction():
+                for part in parts:
+                    self._add(part)
+            self.progressed()
+        return upload.failed
+
+    def _begun(self, sha256: str) -> tuple[Piece, ...]:
+        _, pieces = self._known(sha256) or (0, ())
+        return pieces
+
+    def _add(self, part: Part) -> None:
+        """Note that a part of a content is on the remote, and all that comes before it."""
+        source, before = part.source, list[Piece]()
+        for piece in self._begun(source.sha256) if part.at else ():
+            if _length(before) < part.at:
+                before.append(piece)
+        pieces = (*before, part.piece)
+        self._note(source.sha256, source.size, pieces)
+        if not source.awaited or _length(pieces) == source.size:
+            self._hint = None
+        elif time.monotonic() - self._hinted > HINT_SECONDS:
+            self._hint = Content(sha256=source.sha256, size=source.size, pieces=pieces)
+
+    def coming(self) -> list[Content]:
+        """Return what was not said yet of contents: those that lie elsewhere now, and what there is
+        of one that is being sent, which the other end may fetch meanwhile.
+
+        Call it inside a transaction.
+        """
+        moved = self._state.get(MOVED)
+        if moved:
+            self._state.put(MOVED, [])
+        found = [(sha256, self._known(sha256)) for sha256 in moved or ()]
+        said = [Content(sha256=s, size=known[0], pieces=known[1]) for s, known in found if known]
+        hint, self._hint = self._hint, None
+        if hint is None:
+            return said
+        self._hinted = time.monotonic()
+        return [*said, hint]
 
     def message(self, path: Path, sha256: str, size: int) -> Content | None:
         """Return the message that brings a file's content; None when the file is another now."""
@@ -105,7 +183,8 @@ class Contents:
         if pieces:
             return Content(sha256=sha256, size=size, pieces=pieces)
         try:
-            blob = b"".join(_read(path, size))
+            with open(path, "rb") as file:
+                blob = file.read(size)
         except OSError:
             return None
         if hashlib.sha256(blob).hexdigest() != sha256:
@@ -113,11 +192,17 @@ class Contents:
         self._state.run("INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)", SAID, sha256, blob)
         return Content(sha256=sha256, size=size, blob=blob)
 
-    def pack_up(self, live: set[str]) -> None:
-        """Join contents that were said inside messages into chunks; forget all but the `live`."""
+    def pack_up(self, live: Mapping[str, Path]) -> None:
+        """Join contents that were said inside messages into chunks, and small chunks into larger
+        ones; forget all contents but the `live`, whose files are given."""
+        self._forget_all_but(live)
+        self._join_said()
+        self._join_chunks(live)
+
+    def _forget_all_but(self, live: Collection[str]) -> None:
         with self._state.transaction():
             for table, where in (("blobs", "owner = 'said'"), ("contents", "pieces LIKE ?")):
-                own = (f'%"object": "{self._link().role[0]}-%',) if table == "contents" else ()
+                own = (self._own_pieces(),) if table == "contents" else ()
                 for (sha256,) in self._state.rows(
                     f"SELECT sha256 FROM {table} WHERE {where}", *own
                 ):
@@ -125,7 +210,11 @@ class Contents:
                         self._state.run(
                             f"DELETE FROM {table} WHERE sha256 = ? AND {where}", sha256, *own
                         )
+
+    def _join_said(self) -> None:
         said = self._state.rows("SELECT sha256, LENGTH(data) FROM blobs WHERE owner = ?", SAID)
+        if sum(int(length) for _, length in said) <= SAID_BYTES:
+            return
         group: list[tuple[str, int]] = []
         total = 0
         for sha256, length in said:
@@ -146,8 +235,43 @@ class Contents:
             for (sha256, _), blob in zip(group, blobs, strict=True):
                 piece = Piece(object=name, offset=at, length=len(blob))
                 at += len(blob)
-                self._note(sha256, len(blob), json.dumps([asdict(piece)]))
+                self._note(sha256, len(blob), (piece,))
                 self._state.run("DELETE FROM blobs WHERE owner = ? AND sha256 = ?", SAID, sha256)
+
+    def _join_chunks(self, live: Mapping[str, Path]) -> None:
+        """Where there are many chunks of this end that hold little, make larger ones from the
+        files, and have the other end told where the contents lie now."""
+        little = [found for found in self._held().values() if sum(found.values()) < LITTLE_CHUNK]
+        if len(little) <= MANY_CHUNKS:
+            return
+        sources = (
+            Source(path=live[sha256], sha256=sha256, size=size)
+            for found in little
+            for sha256, size in found.items()
+        )
+        for parts in Upload(self._link().chunks, lambda sha256: ()).run(sources):
+            with self._state.transaction():
+                moved = self._state.get(MOVED, [])
+                for part in parts:
+                    self._add(part)
+                    moved.append(part.source.sha256)
+                self._state.put(MOVED, moved)
+
+    def _held(self) -> dict[str, dict[str, int]]:
+        """For each chunk of this end, the contents that lie whole in it, and their sizes."""
+        held: dict[str, dict[str, int]] = {}
+        rows = self._state.rows(
+            "SELECT sha256, size, json_extract(pieces, '$[0].object') FROM contents"
+            " WHERE json_array_length(pieces) = 1 AND pieces LIKE ?",
+            self._own_pieces(),
+        )
+        for sha256, size, chunk in rows:
+            held.setdefault(str(chunk), {})[str(sha256)] = int(size)
+        return held
+
+    def _own_pieces(self) -> str:
+        """What pieces look like, in SQL, that lie in chunks of this end."""
+        return f'%"object": "{self._link().role[0]}-%'
 
     def _said(self, sha256: str) -> bytes | None:
         row = self._state.row("SELECT data FROM blobs WHERE owner = ? AND sha256 = ?", SAID, sha256)
@@ -161,26 +285,73 @@ class Contents:
         blob = self._said(sha256)
         return None if blob is None else Content(sha256=sha256, size=size, blob=blob)
 
+    def lose(self, chunks: Collection[str]) -> list[str]:
+        """Forget where contents lay that had a part in one of these; return their hashes."""
+        rows = self._state.rows("SELECT sha256, pieces FROM contents")
+        lost = [
+            str(sha256)
+            for sha256, text in rows
+            if any(value["object"] in chunks for value in json.loads(text))
+        ]
+        for sha256 in lost:
+            self._state.run("DELETE FROM contents WHERE sha256 = ?", sha256)
+        return lost
+
     def objects(self) -> set[str]:
         """Return every chunk that holds a known content, as pieces name them."""
         rows = self._state.rows("SELECT pieces FROM contents")
         return {value["object"] for (text,) in rows for value in json.loads(text)}
+
+    def fetch_early(self) -> None:
+        """Fetch what is known of contents that are still being sent; may take long.
+
+        Raises RemoteError when the remote cannot be reached.
+        """
+        for sha256 in self._arrivals.expected():
+            size, pieces = self._known(sha256) or (0, ())
+            if self.room_for(sha256, size):
+                self._arrivals.extend(sha256, pieces, self._read)
+
+    def _read(self, pieces: Sequence[Piece]) -> Iterator[Block]:
+        return self._link().read_pieces(pieces, trusting=True)
 
     def place(self, sha256: str, target: Path, *, mode: int, size: int) -> None:
         """Publish a content of `size` bytes as a file, fetching it if it is not here.
 
         Raises RemoteError when it cannot be fetched, DataError when it is nowhere or not whole.
         """
+        if self._move(sha256, target, mode=mode, durable=True):
+            return
         with publishing(target, mode=0o600) as file:
             self._copy(sha256, file, target, size)
-            if sys.platform != "win32":  # there any file that can be written has one mode
-                os.fchmod(file.fileno(), mode & 0o777 | 0o600)
+            set_mode(file.fileno(), mode & 0o777 | 0o600)
 
     def write(self, sha256: str, target: Path, *, mode: int, size: int) -> None:
         """Like `place`, but neither atomic nor durable: for a folder that is published whole."""
+        if self._move(sha256, target, mode=mode, durable=False):
+            return
         with open(target, "wb") as file:
             self._copy(sha256, file, target, size)
         target.chmod(mode & 0o777 | 0o600)
+
+    def _move(self, sha256: str, target: Path, *, mode: int, durable: bool) -> bool:
+        """Put a content that was fetched early in place; return whether there was one."""
+        if sha256 not in self._arrivals.expected():
+            return False
+        with self._arrivals.whole(sha256, self.pieces(sha256), self._read) as path:
+            if path is None:
+                return False
+            with open(path, "r+b") as file:
+                set_mode(file.fileno(), mode & 0o777 | 0o600)
+                if durable:
+                    os.fsync(file.fileno())
+            try:
+                rename_durable(path, target) if durable else os.replace(path, target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                return False
+        return True
 
     def _copy(self, sha256: str, file: IO[bytes], target: Path, size: int) -> None:
         digest = hashlib.sha256()
@@ -193,33 +364,35 @@ class Contents:
         if digest.hexdigest() != sha256:
             raise DataError("fetch a file", path=target, why="its bytes are not those announced")
 
-    def _blocks(self, sha256: str) -> Iterator[bytes]:
+    def _blocks(self, sha256: str) -> Iterator[Block]:
         blob = self._state.row(
             "SELECT data FROM blobs WHERE owner = ? AND sha256 = ?", self._owner, sha256
         )
         if blob is not None:
             yield bytes(blob[0])
             return
-        pieces = self.pieces(sha256)
-        row = self._state.row("SELECT size FROM contents WHERE sha256 = ?", sha256)
-        if row is None:
+        known = self._known(sha256)
+        if known is None:
             raise DataError(f"fetch content {sha256}", why="it was never announced")
-        if sum(piece.length for piece in pieces) != int(row[0]):
+        size, pieces = known
+        if _length(pieces) != size:
             raise DataError(f"fetch content {sha256}", why="its pieces do not add up")
-        yield from self._link().read_pieces(pieces)
+        yield from self._read(pieces)
 
     def forget(self, sha256: str) -> None:
-        """Drop this end's copy."""
+        """Drop this end's copy, and what was fetched of it early."""
+        self._arrivals.forget(sha256)
         self._state.run("DELETE FROM blobs WHERE owner = ? AND sha256 = ?", self._owner, sha256)
 
     def keep_only(self, wanted: set[str]) -> None:
         """Drop this end's copies of all but the contents in `wanted`."""
         kept = self._state.rows("SELECT sha256 FROM blobs WHERE owner = ?", self._owner)
         with self._state.transaction():
-            for (sha256,) in kept:
+            for sha256 in {str(sha256) for (sha256,) in kept} | set(self._arrivals.expected()):
                 if sha256 not in wanted:
-                    self.forget(str(sha256))
+                    self.forget(sha256)
 
-    def room_for(self, size: int) -> bool:
-        """Whether `size` bytes fit on this end's disk with a little to spare."""
-        return shutil.disk_usage(self._folder).free > size + 64 * 1024 * 1024
+    def room_for(self, sha256: str, size: int) -> bool:
+        """Whether a content of `size` bytes fits on this end's disk with a little to spare."""
+        needed = size - self._arrivals.held(sha256)
+        return shutil.disk_usage(self._folder).free > needed + 64 * 1024 * 1024

@@ -11,7 +11,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from protocol.messages import Content, DropFile, Message, PutFile
 from protocol.names import safe_relative
 from protocol.publish import make_dirs, remove_leftovers
 from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
+from syncd.delivery.uploads import Source
+from syncd.platform import change_time_ns, folded_onto
 from syncd.rclone.remote import NotFound
 from syncd.state import State
 
@@ -76,8 +78,7 @@ class Found:
         return cls(
             path=path,
             size=found.st_size,
-            # On Windows st_ctime is when it was created.
-            changed_ns=found.st_mtime_ns if os.name == "nt" else found.st_ctime_ns,
+            changed_ns=change_time_ns(found),
             inode=found.st_ino,
             mode=stat.S_IMODE(found.st_mode),
         )
@@ -129,6 +130,7 @@ class LocalFiles:
         self._contents = contents
         self.growing: list[str] = []
         self.problems: dict[str, str] = {}
+        self.unsettled = False  # whether the last scan left files for the next one
 
     def scan(self, is_final: Callable[[str], bool] = lambda path: False) -> bool:
         """Look for files that changed and bring their contents to the remote; may take long.
@@ -137,9 +139,10 @@ class LocalFiles:
         waits for the next scan; one that cannot be read is named in `problems`; the rest go on.
         """
         growing: list[str] = []
+        self.unsettled = False
         seen: set[str] = set()
         problems: dict[str, str] = {}
-        news: list[tuple[Found, str]] = []
+        changed: list[Found] = []
         for found in self._candidates(problems):
             seen.add(found.path)
             try:
@@ -151,9 +154,10 @@ class LocalFiles:
                 else:
                     new = self._is_new(found, final=final)
                 if new:
-                    news.append((found, self._bring(found)))
-            except (OSError, DataError, RefusedError) as error:
+                    changed.append(found)
+            except RefusedError as error:
                 problems[one_line(found.path)] = f"not sent: {error}"
+        news = self._bring(changed, problems)
         self.growing, self.problems = growing, problems
         with self._state.transaction():
             for found, sha256 in news:
@@ -177,7 +181,9 @@ class LocalFiles:
         )
         if row == (found.size, found.changed_ns, found.inode, found.mode):
             return False
-        return final or found.settled(SETTLE_SECONDS)
+        ready = final or found.settled(SETTLE_SECONDS)
+        self.unsettled |= not ready
+        return ready
 
     def _has_grown(self, found: Found, *, final: bool) -> bool:
         """Whether a growing file is worth sending whole, for a worker that takes over.
@@ -193,12 +199,30 @@ class LocalFiles:
         size = int(row[0])
         return found.size < size or found.size >= size * GROWTH or (final and found.size > size)
 
-    def _bring(self, found: Found) -> str:
-        """Bring a file's content to the remote, if it is a large one; return its hash."""
-        sha256 = file_sha256(self._root / found.path, found.size)
-        if found.size > INLINE_BYTES:
-            self._contents.upload(self._root / found.path, sha256, found.size)
-        return sha256
+    def _bring(self, changed: Sequence[Found], problems: dict[str, str]) -> list[tuple[Found, str]]:
+        """Bring the larger of these files to the remote; return which are ready, by their hashes.
+
+        A file is hashed while those before it are on their way.
+        """
+        hashed: list[tuple[Found, str]] = []
+
+        def sources() -> Iterator[Source]:
+            for found in changed:
+                path = self._root / found.path
+                try:
+                    sha256 = file_sha256(path, found.size)
+                except OSError as error:
+                    problems[one_line(found.path)] = f"not sent: {error}"
+                    continue
+                hashed.append((found, sha256))
+                if found.size > INLINE_BYTES:
+                    awaited = found.path.startswith("in/") and not is_growing(found.path)
+                    yield Source(path=path, sha256=sha256, size=found.size, awaited=awaited)
+
+        failed = self._contents.upload(sources())
+        for path, error in failed.items():
+            problems[one_line(path.relative_to(self._root).as_posix())] = f"not sent: {error}"
+        return [each for each in hashed if self._root / each[0].path not in failed]
 
     def _note(self, found: Found, sha256: str) -> None:
         self._state.run(
@@ -222,7 +246,7 @@ class LocalFiles:
 
     def collect(self, budget: int) -> list[Message]:
         """Return messages for files that are ready, and mark them as sent."""
-        messages: list[Message] = []
+        messages: list[Message] = [*self._contents.coming()]
         rows = self._state.rows(
             "SELECT path, size, mode, sha256 FROM local_files WHERE sent = 0 ORDER BY rowid"
         )
@@ -244,8 +268,8 @@ class LocalFiles:
 
     def pack_up(self) -> None:
         """Bring to the remote as chunks what a state has to repeat, and forget what it has not."""
-        rows = self._state.rows("SELECT sha256 FROM local_files WHERE sha256 != ''")
-        self._contents.pack_up({str(sha256) for (sha256,) in rows})
+        rows = self._state.rows("SELECT path, sha256 FROM local_files WHERE sha256 != ''")
+        self._contents.pack_up({str(sha256): self._root / path for path, sha256 in rows})
 
     def restate(self) -> list[Message]:
         """Return messages for all files that were sent."""
@@ -261,6 +285,11 @@ class LocalFiles:
     def objects(self) -> set[str]:
         """Return the chunks that hold contents of files, as pieces name them."""
         return self._contents.objects()
+
+    def send_again(self, lost: Collection[str]) -> None:
+        """Take files of which the contents lay in these chunks for new ones."""
+        for sha256 in self._contents.lose(lost):
+            self._state.run("DELETE FROM local_files WHERE sha256 = ?", sha256)
 
     def covers(self, paths: Collection[str]) -> bool:
         """Whether each of these files has been sent by this end, or is gone from it."""
@@ -364,9 +393,12 @@ class RemoteFiles:
 
     def _place(self, path: str, size: int, mode: int, sha256: str) -> None:
         target = inside(self._root, path)
-        if not self._contents.room_for(size):
+        if not self._contents.room_for(sha256, size):
             raise DataError("receive a file", path=target, why="the disk is full")
         make_dirs(target.parent)
+        if other := folded_onto(target):
+            why = f"on this disk it would be the file {other!r}, which is there"
+            raise RefusedError("receive a file", path=target, why=why)
         remove_leftovers(target.parent, of=target.name)  # of a fetch that was killed
         self._contents.place(sha256, target, mode=mode, size=size)
 

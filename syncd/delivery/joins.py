@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from protocol.errors import RefusedError
+from protocol.files import BINARY, NO_FOLLOW
 from protocol.messages import Append
 from protocol.publish import fsync_dir, make_dirs, publish_bytes, remove_leftovers
 from syncd.delivery.files import inside
@@ -172,7 +173,7 @@ def _size(path: Path) -> int:
 
 def _opened(target: Path, path: str) -> IO[bytes]:
     """Open a file to be joined. Raises RefusedError for what is no file."""
-    flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+    flags = os.O_RDWR | BINARY | NO_FOLLOW
     with _refusing(path):
         file = os.fdopen(os.open(target, flags), "r+b", buffering=0)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

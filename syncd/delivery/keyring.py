@@ -48,10 +48,6 @@ class Keyring:
             )
         return payload
 
-    def open_named(self, writer: Writer, name: ObjectName, body: bytes) -> bytes:
-        """Open a chunk that a sealed message names: it may be of any earlier key."""
-        return self.sealer.open(writer, name, body, named=True)
-
     def which(self, writer: Writer, name: ObjectName, body: bytes) -> Sealer | None:
         """Return the key that opens an object, None for neither. Raises DataError."""
         if _opens(self.sealer, writer, name, body):

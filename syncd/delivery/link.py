@@ -8,9 +8,9 @@ makes the pack, or moves the reading cursor, so a crash repeats a step or never 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -30,18 +30,27 @@ from protocol.messages import (
 )
 from protocol.publish import temporary_beside
 from protocol.wire import MAX_CHUNK_BYTES, Kind, ObjectName, Role, Sealer, Writer
+from syncd.delivery.chunks import Block, Chunks
 from syncd.delivery.keyring import Keyring
 from syncd.delivery.peers import Peers
 from syncd.delivery.refusals import Refusals
-from syncd.rclone.remote import NotFound, Remote
+from syncd.rclone.remote import Entry, NotFound, Remote
 from syncd.state import State
 
 log = logging.getLogger("syncd")
 
 PACK_BUDGET = 2 * 1024 * 1024
-# After so many packs a state takes their place, and they are deleted.
+# After so many packs a state takes their place, whatever it costs, and they are deleted.
 STATE_PACKS = 300
-ACK_SECONDS = 1.0
+# Each look of the other end lists every pack again, so a state is made after fewer of them where
+# it is small: one for each so many of its bytes, since a listed name costs its reader about 100
+# bytes a look, and when it has to repeat little of what is not acknowledged.
+STATE_BYTES_A_PACK = 512
+LITTLE_BYTES = 64 * 1024
+FEW_PACKS = 8
+# An acknowledgement is an object too, so it waits for others to go along with.
+ACK_SECONDS = 30.0
+ACK_PACKS = 24
 # A gap in what arrives that lasts longer is told.
 GAP_SECONDS = 30.0
 
@@ -67,8 +76,17 @@ class Outgoing(Protocol):
         Called inside a transaction.
         """
 
+    def unacked(self, acked: int) -> int:
+        """Return how many bytes of logs a state would have to repeat, when so far is acked."""
+
     def kept_objects(self) -> set[str]:
         """Return the chunks that are still needed, as pieces name them."""
+
+    def make_again(self, lost: set[str]) -> None:
+        """Have what these chunks held brought to the remote, and said, again.
+
+        Called inside a transaction.
+        """
 
 
 class Incoming(Protocol):
@@ -106,10 +124,21 @@ class Link:
         self.outgoing = outgoing
         self.incoming = incoming
         self.refusals = Refusals()
+        self.chunks = Chunks(
+            remote=lambda: self.remote,
+            state=state,
+            keys=self.keys,
+            writer=lambda: self.writer,
+            scratch=scratch,
+        )
+        # When something other than acknowledgements and heartbeats last came or went.
+        self.last_news = time.monotonic()
         self._ack_due: float | None = None
-        self._chunk_lock = threading.Lock()
+        self._not_acked = 0
         self._unchallenged = 0
+        # What was missing when it was last looked for: packs, chunks.
         self._missed: set[int] = set()
+        self._lost: set[str] = set()
         self._gaps: dict[Writer, tuple[int, float]] = {}
 
     @property
@@ -155,6 +184,7 @@ class Link:
 
         Raises DataError when more is there than was sent: this state is an older copy of its own.
         """
+        kept = self.outgoing.kept_objects()
         names = self._names(self.writer)
         newer = [n for n in names if n.kind is not Kind.CHUNK and n.seq > self.last_seq()]
         if any(self._read(self.writer, name) is not None for name in newer):
@@ -165,11 +195,17 @@ class Link:
                 hint="Move it away; a new incarnation takes over from what is on the remote.",
             )
         missing = self._missing(names)
+        lost = {path for path in kept if path.startswith(f"{self.writer}/")}
+        lost -= {f"{self.writer}/{name}" for name in names}
         # A remote may list late what it has: what is missing twice is missing.
         if missing & self._missed or (missing and not names):
             log.warning("objects of ours are missing on the remote; all is said again")
             self.state.put("state_seq", self.last_seq() - STATE_PACKS)
-        self._missed = missing
+        if again := lost & self._lost if names else lost:
+            log.warning("%d chunks of ours are missing on the remote; made again", len(again))
+            with self.state.transaction():
+                self.outgoing.make_again(again)
+        self._missed, self._lost = missing, lost
 
     def _missing(self, names: Sequence[ObjectName]) -> set[int]:
         """Packs that were sent and are not on the remote, nor stood for by a state there."""
@@ -215,7 +251,7 @@ class Link:
         known = {own, *self.peers.known(Role.CONTROLLER), *self.peers.known(Role.WORKER)}
         sent = self._sent()
         clear = True
-        for entry in self.remote.list(""):
+        for entry in self._all_folders() if thorough else self.remote.list(""):
             writer = Writer.parse(entry.name) if entry.is_dir else None
             if writer is None or writer in known:
                 continue
@@ -233,11 +269,18 @@ class Link:
                 clear = False  # one of them may yet turn out to be its hello
         self.peers.check_fence()
         # What is seen says nothing of successors unless our own objects are among it.
-        if thorough and clear and own and not self._missing(self._names(self.writer)):
+        anchor = self.remote.anchor()
+        if thorough and clear and own and not self._missing(self.names_on(anchor)):
             self._unchallenged = sent
 
+    def _all_folders(self) -> list[Entry]:
+        """The folders of all writers: surely those that the anchor shows at this moment."""
+        anchor = self.remote.anchor()
+        here = self.remote.list("") if anchor is not self.remote else []
+        return list({entry.name: entry for entry in [*here, *anchor.list("")]}.values())
+
     def confirmed(self, seq: int) -> bool:
-        """Whether pack `seq` is on the remote, and no successor was, seen after it was there.
+        """Whether pack `seq` is on the anchor, and no successor was, seen after it was there.
 
         It is `discover` that looks.
         """
@@ -251,6 +294,10 @@ class Link:
         """Up to which pack all are on the remote."""
         row = self.state.row("SELECT MIN(seq) FROM outbox")
         return int(row[0]) - 1 if row and row[0] is not None else self.last_seq()
+
+    def progress(self) -> tuple[int, int]:
+        """Return what changes whenever something of what waits has reached the remote."""
+        return self._sent(), int(self.state.get("chunk_seq", 0))
 
     def _hello_in(self, writer: Writer, names: Sequence[ObjectName]) -> Hello | None:
         for name in names:
@@ -335,12 +382,11 @@ class Link:
 
     def _names(self, writer: Writer) -> list[ObjectName]:
         """The objects in a writer's folder that have their full length."""
-        found = []
-        for entry in self.remote.list(str(writer)):
-            name = None if entry.is_dir else ObjectName.parse(entry.name)
-            if name is not None and entry.size in (name.length, -1):
-                found.append(name)
-        return found
+        return _whole(self.remote.list(str(writer)))
+
+    def names_on(self, remote: Remote) -> list[ObjectName]:
+        """The objects of this end that have their full length on one of several remotes."""
+        return _whole(remote.list(str(self.writer)))
 
     def _apply(self, writer: Writer, candidates: list[ObjectName], seq: int) -> bool:
         for name in candidates:
@@ -351,10 +397,23 @@ class Link:
                 for message in messages:
                     self._take(writer, message)
                 self.peers.move_on(writer, seq + 1)
-            if any(message.type not in ("ack", "status") for message in messages):
-                self._ack_due = self._ack_due or time.monotonic() + ACK_SECONDS
+            self._owe_ack(messages)
             return True
         return False
+
+    def _owe_ack(self, messages: Sequence[Message]) -> None:
+        """Acknowledge these soon: at once a new writer, which is what fences the one before."""
+        kinds, now = {message.type for message in messages}, time.monotonic()
+        if kinds <= {"ack"}:
+            return
+        self._not_acked += 1
+        if _is_news(messages):
+            self.last_news = now
+        elif self._not_acked < ACK_PACKS:
+            return
+        urgent = self._not_acked >= ACK_PACKS or "hello" in kinds
+        due = now if urgent else now + ACK_SECONDS
+        self._ack_due = min(due, self._ack_due or due)
 
     def _take(self, writer: Writer, message: Message) -> None:
         if isinstance(message, Hello):
@@ -390,7 +449,7 @@ class Link:
             with self.state.transaction():
                 self._take(writer, message)
         self.peers.move_on(writer, name.seq + 1)
-        self._ack_due = self._ack_due or time.monotonic() + ACK_SECONDS
+        self._owe_ack(messages)
         return True
 
     def _filled(self, message: Message) -> Message:
@@ -435,7 +494,7 @@ class Link:
 
     def _send_packs(self) -> None:
         for seq, name, body in self.state.rows("SELECT seq, name, body FROM outbox ORDER BY seq"):
-            self._upload(name, body)
+            self.upload(name, body)
             self.state.run("DELETE FROM outbox WHERE seq = ?", seq)
 
     def _make_pack(self) -> bool:
@@ -444,6 +503,8 @@ class Link:
             messages += self._acks(forced=bool(messages))
             if messages:
                 self._enclose(messages)
+        if _is_news(messages):
+            self.last_news = time.monotonic()
         return bool(messages)
 
     def _enclose(self, messages: Sequence[Message]) -> None:
@@ -467,20 +528,25 @@ class Link:
         writer = self.peers.newest()
         if writer is None or not (forced or due):
             return []
-        self._ack_due = None
+        self._ack_due, self._not_acked = None, 0
         seq = self.peers.cursor(writer)[0] - 1
         if [str(writer), seq] == self.state.get("acked"):
             return []
         self.state.put("acked", [str(writer), seq])
         return [Ack(writer=str(writer), seq=seq)]
 
-    def _upload(self, name: str, body: bytes) -> None:
+    def upload(self, name: str, body: bytes, remote: Remote | None = None) -> None:
+        """Make an object of this end's: on that remote, if there are several."""
         source = temporary_beside(self.scratch / name)
         try:
             source.write_bytes(body)
-            self.remote.upload(source, f"{self.writer}/{name}")
+            (remote or self.remote).upload(source, f"{self.writer}/{name}")
         finally:
             source.unlink(missing_ok=True)
+
+    def ack_wait(self) -> float:
+        """Seconds until an acknowledgement is to be sent; infinite when none is owed."""
+        return math.inf if self._ack_due is None else max(self._ack_due - time.monotonic(), 0.0)
 
     def unsent(self) -> int:
         """How many bytes of packs wait in the outbox."""
@@ -495,8 +561,7 @@ class Link:
         Call it from the thread that puts chunks. Returns whether there was enough to do it for.
         """
         reseal = not self.keys.own_is_new() and self._may_sweep()
-        packs = self.last_seq() - int(self.state.get("state_seq", 0))
-        if packs < STATE_PACKS and not reseal:
+        if not (reseal or self._is_state_due()):
             return False
         self.outgoing.pack_up(self.acked())
         with self.state.transaction():
@@ -507,27 +572,40 @@ class Link:
             acks = [Ack(writer=acked[0], seq=acked[1])] if acked else []
             payload = encode_messages([self._hello(), *acks, *self.outgoing.restate()])
         name, body = self.keys.sealer.seal(self.writer, Kind.STATE, seq, payload)
-        self._upload(str(name), body)
+        self.upload(str(name), body)
         self.state.put("state_seq", seq)
+        self.state.put("state_bytes", len(body))
         log.debug("state %d of %d bytes", seq, len(body))
-        self._sweep(self.writer, seq, keep=str(name))
+        # What is not read yet stays for a reader that keeps up: a state costs it more.
+        read = self.acked() if seq - self.acked() <= STATE_PACKS and not reseal else seq
+        self._sweep(self.writer, read, keep=str(name))
         if self._may_sweep():
             for older in self.peers.known(self.role):
                 self._sweep(older, None, keep="")
             self.keys.note_own()
         return True
 
+    def _is_state_due(self) -> bool:
+        packs = self.last_seq() - int(self.state.get("state_seq", 0))
+        enough = max(FEW_PACKS, int(self.state.get("state_bytes", 0)) // STATE_BYTES_A_PACK)
+        return packs >= STATE_PACKS or (
+            packs >= enough and self.outgoing.unacked(self.acked()) <= LITTLE_BYTES
+        )
+
     def _may_sweep(self) -> bool:
         """Whether nobody needs the folders of predecessors: the other end reads them first."""
         return self.acked() > 0 or not self.peers.known(self.role)
 
     def _sweep(self, writer: Writer, seq: int | None, keep: str) -> None:
-        """Delete objects that a state of ours stands for: packs and states up to `seq`, chunks."""
+        """Delete what a state of ours, `keep`, stands for: packs up to `seq`, states, chunks."""
         kept = self.outgoing.kept_objects()
         left = 0
         for name in self._names(writer):
             path = f"{writer}/{name}"
-            needed = path in kept if name.kind is Kind.CHUNK else seq is not None and name.seq > seq
+            if name.kind is Kind.CHUNK:
+                needed = path in kept
+            else:
+                needed = name.kind is Kind.PACK and seq is not None and name.seq > seq
             if needed or str(name) == keep:
                 left += 1
             else:
@@ -570,30 +648,23 @@ class Link:
     # Chunks
 
     def put_chunk(self, payload: bytes, *, compress: bool = False) -> str:
-        """Upload bytes as a chunk; return the name that a piece gives it."""
-        with self._chunk_lock, self.state.transaction():
-            seq = int(self.state.get("chunk_seq")) + 1
-            self.state.put("chunk_seq", seq)
-        name, body = self.keys.sealer.seal(self.writer, Kind.CHUNK, seq, payload, compress=compress)
-        self._upload(str(name), body)
-        return f"{self.writer}/{name}"
+        """See `Chunks.put`."""
+        return self.chunks.put(payload, compress=compress)
 
-    def read_pieces(self, pieces: Iterable[Piece]) -> Iterator[bytes]:
-        """Fetch the bytes of pieces in order, one chunk in memory at a time.
+    def read_pieces(self, pieces: Iterable[Piece], *, trusting: bool = False) -> Iterator[Block]:
+        """See `Chunks.read`."""
+        return self.chunks.read(pieces, trusting=trusting)
 
-        Raises DataError when a chunk is not whole, RefusedError when it is not what it should be.
-        """
-        at, payload = "", b""
-        for piece in pieces:
-            if piece.object != at:
-                at, payload = piece.object, self._chunk(piece.object)
-            if piece.offset < 0 or not 0 <= piece.length <= len(payload) - piece.offset:
-                raise RefusedError("read a chunk", path=at, why="a piece lies outside of it")
-            yield payload[piece.offset : piece.offset + piece.length]
 
-    def _chunk(self, path: str) -> bytes:
-        folder, _, file = path.partition("/")
-        writer, name = Writer.parse(folder), ObjectName.parse(file)
-        if writer is None or name is None or name.kind is not Kind.CHUNK:
-            raise RefusedError("read a chunk", path=path[:200], why="not the name of a chunk")
-        return self.keys.open_named(writer, name, self.remote.read(path, limit=name.length))
+def _whole(entries: Iterable[Entry]) -> list[ObjectName]:
+    found = []
+    for entry in entries:
+        name = None if entry.is_dir else ObjectName.parse(entry.name)
+        if name is not None and entry.size in (name.length, -1):
+            found.append(name)
+    return found
+
+
+def _is_news(messages: Sequence[Message]) -> bool:
+    """Whether there is more among these than acknowledgements and heartbeats."""
+    return any(message.type not in ("ack", "status") for message in messages)

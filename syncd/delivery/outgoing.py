@@ -74,16 +74,22 @@ class WorkerOutgoing:
         parts = path.split("/")
         return len(parts) > 3 and parts[:2] == ["in", "artifacts"] and parts[2] in self._after_scan
 
-    def collect(self, seq: int, budget: int) -> list[Message]:
-        """Return what is new, as `link.Outgoing` asks for; without the status."""
+    def collect(self, seq: int, budget: int, *, redraws: bool) -> list[Message]:
+        """Return what is new, as `link.Outgoing` asks for; without the status.
+
+        Lines of logs that have not ended yet are given with `redraws` only, unless their run ends.
+        """
         candidates = self._candidates(budget)
         messages: list[Message] = []
         # Those with the least to send first, each no more than its share of what is left: a log
         # that floods keeps no other one waiting, nor the files.
         paths = sorted(self.growing(), key=self._tails.behind)
+        ending = {path for path, _ in self._owed.values()}
         for place, path in enumerate(paths):
             share = budget // (len(paths) - place + 1)
-            appends = self._tails.collect(path, share, terminal=is_log(path))
+            appends = self._tails.collect(
+                path, share, terminal=is_log(path), final=redraws or path in ending
+            )
             self._unacked.note(seq, appends)
             messages += appends
             budget -= sum(len(message.blob) for message in appends)
@@ -133,9 +139,18 @@ class WorkerOutgoing:
                 messages += self._said(record)
         return messages
 
+    def unacked(self, acked: int) -> int:
+        """See `link.Outgoing`."""
+        return self._unacked.size(acked)
+
     def kept_objects(self) -> set[str]:
         """See `link.Outgoing`."""
         return self._unacked.objects() | self._local.objects()
+
+    def make_again(self, lost: set[str]) -> None:
+        """See `link.Outgoing`."""
+        self._local.send_again(lost)
+        self._unacked.lose(lost)
 
     def _said(self, record: JournalRecord) -> list[Message]:
         """A record as it is said: a run's result before its end."""

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from protocol.snapshots import decode_snapshot, encode_snapshot
 from protocol.stages import Stage, parse_stages
 from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
 from syncd.delivery.files import Found, walk
+from syncd.delivery.uploads import Source
+from syncd.platform import portable_name, sync_disks
 from syncd.rclone.remote import NotFound
 from syncd.state import State
 
@@ -37,6 +38,8 @@ log = logging.getLogger("syncd")
 STAGES_FILE = "stages.toml"
 MAX_LOOKS = 5
 TICK_SECONDS = 2.0
+# So many files are made durable one by one.
+FEW_FILES = 100
 
 
 def read_stages(folder: Path) -> dict[str, Stage]:
@@ -127,7 +130,7 @@ class ServedFolder:
         entries: list[FileEntry] = []
         hashed: list[tuple[Found, str]] = []
         for found in files:
-            path = found.path.removeprefix("serve/")
+            path = portable_name(found.path.removeprefix("serve/"))
             try:
                 safe_relative(path)
                 sha256 = self._known_hash(found)
@@ -180,25 +183,42 @@ class ServedFolder:
         row = self._state.row("SELECT 1 FROM snapshots WHERE ready IN (?, ?)", *_PENDING)
         return row is not None
 
+    def unsent(self) -> int:
+        """How many bytes the newest snapshot that waits has yet to bring to the remote."""
+        row = self._state.row("SELECT MAX(place) FROM snapshots WHERE ready IN (?, ?)", *_PENDING)
+        if row is None or row[0] is None:
+            return 0
+        sent = max(self.sent(), default=0)
+        there = self._hashes(sent) if sent else set()
+        there |= self._contents.on_remote()
+        order, start = self._state.get("serving", [0, 0])
+        files = decode_snapshot(load_snapshot(self._state, int(row[0])))
+        left = files[start:] if order == int(row[0]) else files
+        return sum({f.sha256: f.size for f in left if f.sha256 not in there}.values())
+
     def upload(self) -> None:
         """Bring the larger contents of the newest snapshot to the remote; may take long."""
         row = self._state.row("SELECT MAX(place) FROM snapshots WHERE ready = ?", Ready.NOTED)
         if row is None or row[0] is None:
             return
         snapshot = load_snapshot(self._state, int(row[0]))
-        for entry in decode_snapshot(snapshot):
-            if entry.size > INLINE_BYTES and not self._contents.pieces(entry.sha256):
-                try:
-                    self._contents.upload(
-                        self._root / "serve" / entry.path, entry.sha256, entry.size
-                    )
-                except (OSError, DataError):
-                    self._mark(snapshot.order, Ready.GIVEN_UP)
-                    return
+        larger = (e for e in decode_snapshot(snapshot) if e.size > INLINE_BYTES)
+        if self._contents.upload(self._source(entry) for entry in larger):
+            self._mark(snapshot.order, Ready.GIVEN_UP)
+            return
         self._mark(snapshot.order, Ready.COMPLETE)
         self._state.run(
             "DELETE FROM snapshots WHERE ready = ? AND place < ?", Ready.NOTED, snapshot.order
         )
+
+    def _source(self, entry: FileEntry) -> Source:
+        path = self._root / "serve" / entry.path
+        return Source(path=path, sha256=entry.sha256, size=entry.size, awaited=True)
+
+    def send_again(self) -> None:
+        """Have the newest snapshot sent once more, since contents of it were lost."""
+        if sent := self.sent():
+            self._mark(sent[-1], Ready.NOTED)
 
     def _mark(self, order: int, ready: Ready) -> None:
         self._state.run("UPDATE snapshots SET ready = ? WHERE place = ?", ready, order)
@@ -209,15 +229,16 @@ class ServedFolder:
         The worker drops what a snapshot does not name when that snapshot arrives, so a content
         that comes back is sent again.
         """
+        coming: list[Message] = [*self._contents.coming()]
         row = self._state.row("SELECT MIN(place) FROM snapshots WHERE ready = ?", Ready.COMPLETE)
         if row is None or row[0] is None:
             self._serving = None
-            return []
+            return coming
         snapshot = load_snapshot(self._state, int(row[0]))
         files, there = self._to_serve(snapshot)
         order, start = self._state.get("serving", [0, 0])
         start = start if order == snapshot.order else 0
-        messages: list[Message] = []
+        messages = coming
         for at in range(start, len(files)):
             if budget <= 0:
                 self._state.put("serving", [snapshot.order, at])
@@ -246,7 +267,7 @@ class ServedFolder:
 
         Kept from one pack to the next: there are many of both, and of packs as well.
         """
-        sent = max(self._sent(), default=0)
+        sent = max(self.sent(), default=0)
         if self._serving is None or self._serving[0] != (snapshot.order, sent):
             before = self._hashes(sent) if sent else set()
             self._serving = (snapshot.order, sent), decode_snapshot(snapshot), before
@@ -256,13 +277,19 @@ class ServedFolder:
     def pack_up(self, wanted: Collection[int]) -> None:
         """Forget snapshots that are neither the newest nor in `wanted`, which runs still use, and
         bring contents of the others to the remote as chunks."""
-        kept = {*wanted, *self._sent()[-1:]}
+        kept = {*wanted, *self.sent()[-1:]}
         with self._state.transaction():
-            for order in set(self._sent()) - kept:
+            for order in set(self.sent()) - kept:
                 self._state.run("DELETE FROM snapshots WHERE place = ?", order)
         # Contents of one that is not sent yet may be on the remote already.
         rows = self._state.rows("SELECT place FROM snapshots")
-        self._contents.pack_up({sha256 for (order,) in rows for sha256 in self._hashes(order)})
+        self._contents.pack_up(
+            {
+                entry.sha256: self._root / "serve" / entry.path
+                for (order,) in rows
+                for entry in decode_snapshot(load_snapshot(self._state, int(order)))
+            }
+        )
 
     def restate(self) -> list[Message]:
         """Return messages for the snapshots that were sent, each after its contents.
@@ -271,14 +298,15 @@ class ServedFolder:
         is on its way.
         """
         messages: list[Message] = []
-        for order in self._sent():
+        for order in self.sent():
             snapshot = load_snapshot(self._state, order)
             files = {entry.sha256: entry for entry in decode_snapshot(snapshot)}
             contents = [self._contents.again(e.sha256, e.size) for e in files.values()]
             messages += [*(content for content in contents if content is not None), snapshot]
         return messages
 
-    def _sent(self) -> list[int]:
+    def sent(self) -> list[int]:
+        """The orders of snapshots that were sent, oldest first."""
         rows = self._state.rows(
             "SELECT place FROM snapshots WHERE ready = ? ORDER BY place", Ready.SENT
         )
@@ -302,6 +330,23 @@ def load_snapshot(state: State, order: int) -> Snapshot:
     if row is None:
         raise DataError(f"load snapshot {order}", why="it is not in the state")
     return Snapshot(order=order, id=str(row[0]), blob=bytes(row[1]))
+
+
+def _make_durable(folder: Path, files: Sequence[Path]) -> None:
+    """Make the files that were written below a folder durable, and itself.
+
+    Few of them each by itself, since other programs may have written much. Many all at once: each
+    would take milliseconds.
+    """
+    if len(files) > FEW_FILES:
+        sync_disks()
+        return
+    for path in files:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    parents = {parent for path in files for parent in path.parents}
+    for each in sorted(parent for parent in parents if parent.is_relative_to(folder)):
+        fsync_dir(each)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,13 +435,14 @@ class PayloadStore:
         target = self._payload(snapshot.order, snapshot.id).folder
         building = temporary_beside(target)
         try:
-            for entry in decode_snapshot(snapshot):
+            entries = decode_snapshot(snapshot)
+            for entry in entries:
                 path = building / entry.path
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._contents.write(entry.sha256, path, mode=entry.mode, size=entry.size)
             shutil.rmtree(target, ignore_errors=True)
             building.mkdir(exist_ok=True)  # it has no files
-            _sync()  # once for all: thousands of small files would each take milliseconds
+            _make_durable(building, [building / entry.path for entry in entries])
             os.replace(building, target)
             fsync_dir(target.parent)
         finally:
@@ -424,9 +470,3 @@ class PayloadStore:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self._payload(order, snapshot_id).folder)
             self._state.run("DELETE FROM snapshots WHERE place = ?", order)
-
-
-def _sync() -> None:
-    """Make all that was written durable. Windows has no such call, and no worker runs there."""
-    if sys.platform != "win32":
-        os.sync()

@@ -45,13 +45,16 @@ class Tails:
         found = dict.fromkeys(self._odd, "left out: a link, or no regular file") | self._unread
         return {path: why for path, why in found.items() if os.path.lexists(self._root / path)}
 
-    def collect(self, path: str, budget: int, *, terminal: bool) -> list[Append]:
+    def collect(
+        self, path: str, budget: int, *, terminal: bool, final: bool = True
+    ) -> list[Append]:
         """Return what was appended to a file since the last call, `budget` raw bytes at most.
 
         With `terminal` it is a log: states of a line that were drawn over are left out, and so is
-        what its budget has freed. Moves the cursors: call it inside a transaction. A missing file
-        gives nothing, and so does one that cannot be read, which is named in `problems` and tried
-        again the next time.
+        what its budget has freed. Unless it is `final`, a line that has not ended yet is kept back:
+        most likely it is drawn over soon. Moves the cursors: call it inside a transaction. A
+        missing file gives nothing, and so does one that cannot be read, which is named in
+        `problems` and tried again the next time.
         """
         found: list[Append] = []
         known = self._known(path)
@@ -59,7 +62,10 @@ class Tails:
             with contextlib.ExitStack() as stack:
                 for file in self._open_parts(path, stack):
                     tail = known.pop(os.fstat(file.fileno()).st_ino, _Tail())
-                    segment, whole = self._advance(path, file, tail, budget, terminal=terminal)
+                    held = terminal and not final
+                    segment, whole = self._advance(
+                        path, file, tail, budget, terminal=terminal, held=held
+                    )
                     if segment is not None:
                         found.append(segment)
                         budget -= segment.end - segment.start
@@ -74,7 +80,14 @@ class Tails:
         return found
 
     def _advance(
-        self, path: str, file: IO[bytes], tail: _Tail, budget: int, *, terminal: bool
+        self,
+        path: str,
+        file: IO[bytes],
+        tail: _Tail,
+        budget: int,
+        *,
+        terminal: bool,
+        held: bool,
     ) -> tuple[Append | None, bool]:
         """Return the next segment of one part, and whether the part was then read to its end.
 
@@ -89,6 +102,8 @@ class Tails:
         if there.st_size > sent and budget > 0:
             most = min(budget, READ_BYTES)
             start, data = read_segment(file, sent, there.st_size, most, log_file=terminal)
+            if held and b"\n" not in data and len(data) < most:
+                return None, True  # it only draws the last line on
             blob = drop_redraws(data) if terminal else data
             sent = start + len(data)
             if data:

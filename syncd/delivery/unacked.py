@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from protocol.messages import Append, Piece
 from protocol.schema import decode
 from protocol.wire import CHUNK_BYTES
+from syncd.delivery.link import LITTLE_BYTES
 from syncd.delivery.streams import read_segment
 from syncd.log_parts import is_log, rotated
 from syncd.state import State
@@ -41,11 +42,17 @@ class Unacked:
                 append.end,
             )
 
+    def size(self, acked: int) -> int:
+        """Return how many bytes were sent and are not acknowledged, nor in a chunk."""
+        return sum(end - start for _, _, start, end in self._segments(acked))
+
     def pack_up(self, acked: int, put_chunk: Callable[[bytes], str]) -> None:
         """Forget what was acknowledged, and bring the rest to the remote as chunks."""
         with self._state.transaction():
             self._forget(acked)
-        for path, stream, start, end in self._segments():
+        if self.size(acked) <= LITTLE_BYTES:
+            return  # a state repeats so little itself
+        for path, stream, start, end in self._segments(acked):
             for at, data in self._read(path, stream, start, end, CHUNK_BYTES):
                 piece = Piece(object=put_chunk(data), offset=0, length=len(data))
                 message = Append(
@@ -63,12 +70,25 @@ class Unacked:
         """Return everything that is not acknowledged: chunks, and what came after them, inline."""
         rows = self._state.rows("SELECT message FROM tail_chunks ORDER BY rowid")
         messages = [_decode(text) for (text,) in rows]
-        for path, stream, start, end in self._segments():
+        for path, stream, start, end in self._segments(int(self._state.get("acked_tails", 0))):
             messages += [
                 Append(path=path, stream=stream, start=at, end=at + len(data), blob=data)
                 for at, data in self._read(path, stream, start, end, CHUNK_BYTES)
             ]
         return messages
+
+    def lose(self, lost: Collection[str]) -> None:
+        """Forget these chunks, and those after them, so that their bytes are packed up again."""
+        for path, stream, end, text in self._state.rows(
+            "SELECT path, stream, end, message FROM tail_chunks"
+        ):
+            if any(piece.object in lost for piece in _decode(text).pieces):
+                self._state.run(
+                    "DELETE FROM tail_chunks WHERE path = ? AND stream = ? AND end >= ?",
+                    path,
+                    stream,
+                    end,
+                )
 
     def objects(self) -> set[str]:
         """Return the chunks that hold segments, as pieces name them."""
@@ -96,9 +116,8 @@ class Unacked:
             )
         self._state.put("acked_tails", acked)
 
-    def _segments(self) -> Iterator[tuple[str, str, int, int]]:
+    def _segments(self, acked: int) -> Iterator[tuple[str, str, int, int]]:
         """Yield (path, stream, start, end) of what is neither acknowledged nor in a chunk."""
-        acked = int(self._state.get("acked_tails", 0))
         rows = self._state.rows(
             "SELECT m.path, m.stream,"
             " MAX(CASE WHEN m.seq <= ? THEN m.end ELSE 0 END), MAX(m.end),"

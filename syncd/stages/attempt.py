@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from protocol.errors import BusyError, DataError, ExitCode, RunFailedError
-from protocol.publish import make_dirs, make_durable, publish_json
+from protocol.publish import make_dirs, make_durable, publish_json, remove_leftovers
 from syncd.platform import Identity, process_start
 from syncd.stages.attempt_files import (
     EXIT,
-    KEY_VARIABLE,
     LOCK,
+    SECRET_VARIABLES,
     SPEC,
     STAGE,
     STOP,
@@ -101,6 +101,7 @@ def prepare(run_dir: Path, spec: AttemptSpec) -> Path:
     if (folder / SPEC).exists():
         make_durable(folder / SPEC)
     else:
+        remove_leftovers(folder, of=SPEC)  # of a daemon that was killed here
         publish_json(folder / SPEC, spec.to_json(), mode=0o600)
     return folder
 
@@ -142,7 +143,7 @@ def _spawn_detached(folder: Path) -> int:
     return os.posix_spawn(
         argv[0],
         argv,
-        {k: v for k, v in os.environ.items() if k != KEY_VARIABLE},
+        {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(folder / SUPERVISOR_LOG), log, 0o600),

@@ -44,7 +44,8 @@ SUPERVISOR_LOG = "supervisor.log"
 LOCK = "lock"
 LOCK_PATIENCE = 0.5
 TAIL_BYTES = 16 * 1024
-KEY_VARIABLE = "SYNCD_KEY"
+# Which no stage is told: the key, and a remote whose URL holds a password.
+SECRET_VARIABLES = ("SYNCD_KEY", "SYNCD_REMOTE")
 
 T = TypeVar("T")
 

@@ -194,6 +194,10 @@ class Runner:
         """Look at every attempt, and record what ended."""
         self.entries = [self._entry(*known) for _, known in sorted(self.commands().items())]
 
+    def is_running(self) -> bool:
+        """Whether some attempt is alive, or about to be, as the last round saw it."""
+        return any(e.alive or e.state is State.CLAIMED for e in self.entries)
+
     def is_busy(self) -> bool:
         """Whether some command has not ended, as the last round saw it."""
         return any(entry.state is not State.ENDED for entry in self.entries)

@@ -41,9 +41,9 @@ from syncd.platform import Identity
 from syncd.stages.attempt_files import (
     EXIT,
     GPU,
-    KEY_VARIABLE,
     LOCK,
     LOCK_PATIENCE,
+    SECRET_VARIABLES,
     STAGE,
     SUPERVISOR,
     TAIL_BYTES,
@@ -319,9 +319,7 @@ def _volunteer_for_oom() -> None:
 
 def _environment(spec: AttemptSpec, folder: Path) -> dict[str, str]:
     mine = {"PYTHONUNBUFFERED": "1", **spec.environ, os.fsdecode(MARK): str(folder)}
-    environ = {**os.environ, **mine}
-    environ.pop(KEY_VARIABLE, None)
-    return environ
+    return {k: v for k, v in {**os.environ, **mine}.items() if k not in SECRET_VARIABLES}
 
 
 def _start_line(spec: AttemptSpec) -> bytes:

@@ -147,9 +147,15 @@ def of_type(messages: list[Message], kind: type) -> list:
 
 
 def test_every_type_of_message_stands_in_a_golden_pack():
-    packs = [opened(Kind.PACK, 1, writer)[1] for writer in (CONTROLLER, WORKER)]
+    places = ((1, CONTROLLER), (2, CONTROLLER), (1, WORKER))
+    packs = [opened(Kind.PACK, seq, writer)[1] for seq, writer in places]
     found = {type(message) for pack in packs for message in decode_messages(pack)}
     assert found == set(Message.__args__)
+
+
+def test_the_controllers_second_pack_is_read():
+    (told,) = decode_messages(opened(Kind.PACK, 2, CONTROLLER)[1])
+    assert told == m.BridgeUrl(url="https://quick-tunnel.example.com/objects")
 
 
 def test_the_controllers_pack_is_read():

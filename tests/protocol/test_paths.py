@@ -26,6 +26,7 @@ def test_everything_lies_where_the_layout_says():
         "runs": ".syncd/runs",
         "fence": ".syncd/fenced.json",
         "problems": ".syncd/problems.json",
+        "unsent": ".syncd/unsent.json",
         "status": "in/status.txt",
         "results": "in/results.json",
         "journal": "in/journal.jsonl",

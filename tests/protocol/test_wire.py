@@ -122,6 +122,27 @@ def test_an_unsealed_object_is_refused_where_there_is_a_key(folder: str):
             SEALER.open(WORKER, name, body)
 
 
+def test_a_chunk_has_no_seal_and_one_of_any_key_says_nothing():
+    """A sealed message names it, and its hash."""
+    name, body = SEALER.seal(WORKER, Kind.CHUNK, 3, b"bytes", compress=False)
+    assert body == SEALER.chunk_header(WORKER, 3) + b"bytes"
+    assert SEALER.open(WORKER, name, body) == b"bytes"
+    sealed = body.replace(b'"mac":""', b'"mac":"' + b"0" * 64 + b'"')
+    assert SEALER.open(WORKER, named(name, sealed), sealed) == b"bytes"
+    for wrong in (b"0" * 63, b"Z" * 64):
+        other = body.replace(b'"mac":""', b'"mac":"' + wrong + b'"')
+        with pytest.raises(RefusedError, match="not written as it must be"):
+            SEALER.open(WORKER, named(name, other), other)
+
+
+def test_a_chunk_is_never_taken_for_a_pack_that_nobody_has_sealed():
+    name, body = SEALER.seal(WORKER, Kind.CHUNK, 3, b"[]\n", compress=False)
+    pack = body.replace(b'"chunk"', b'"pack"')
+    renamed = named(ObjectName(3, Kind.PACK, name.length, name.sha256), pack)
+    with pytest.raises(RefusedError, match="not sealed"):
+        SEALER.open(WORKER, renamed, pack)
+
+
 @pytest.mark.parametrize("mac", ["", "é", "\ud800", None, 1, [], {}, "0" * 64, "0" * 63])
 def test_whatever_stands_for_a_seal_is_refused(mac: object):
     name, body = with_header({"mac": mac}, sealer=SEALER)

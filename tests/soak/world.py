@@ -49,13 +49,13 @@ FAILED_PAUSE = 0.5  # before a daemon is started again that ended by itself, and
 HASTE = {
     syncd.daemon: {
         "DISCOVER_SECONDS": 0.3,
-        "GATHER_SECONDS": 0.02,
         "MAX_PAUSE_SECONDS": 0.3,
+        "UNREACHABLE_PAUSE_SECONDS": 0.3,
         "RESCAN_SECONDS": 2.0,
     },
     syncd.delivery.link: {"ACK_SECONDS": 0.05},
     syncd.delivery.files: {"SETTLE_SECONDS": 0.2},
-    syncd.controller: {"DEBOUNCE_SECONDS": 0.05, "SERVE_SCAN_SECONDS": 2.0},
+    syncd.controller: {"DEBOUNCE_SECONDS": 0.05, "SERVE_SCAN_SECONDS": 2.0, "TICK_SECONDS": 0.5},
     syncd.worker: {"IDLE_TICK_SECONDS": 0.5},
     protocol.queue: {"SETTLE_SECONDS": 0.5},
     syncd.stages.schedule: {"MAX_BACKOFF_SECONDS": 0.2},
@@ -309,8 +309,12 @@ class World:
         if not path.exists():
             return
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-            rows = db.execute("SELECT path FROM remote_files WHERE path LIKE 'store/checkpoints/%'")
-            for (name,) in rows.fetchall():
+            query = "SELECT path FROM remote_files WHERE path LIKE 'store/checkpoints/%'"
+            try:
+                rows = db.execute(query).fetchall()
+            except sqlite3.OperationalError:  # it was killed before the state had its tables
+                return
+            for (name,) in rows:
                 run, file = name.split("/")[2:]
                 step = int(file.split("-")[1])
                 self.arrived[machine, run] = max(step, self.arrived.get((machine, run), 0))

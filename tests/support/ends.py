@@ -32,13 +32,18 @@ class End:
         self.layout = layout
         self.process: subprocess.Popen[bytes] | None = None
         self.environ: dict[str, str] = {}
+        self.arguments: Sequence[str] = ()  # more, of `syncd watch`
+        self.prefix: Sequence[str] = ()  # runs its daemon somewhere else, as a server's does
 
     def start(self) -> None:
         assert self.process is None
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SYNCD_")}
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "syncd", "watch", "-C", str(self.layout.root)],
+                [
+                    *(*self.prefix, sys.executable, "-m", "syncd", "watch"),
+                    *("-C", str(self.layout.root), *self.arguments),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from protocol.errors import DataError
+from syncd.rclone.profiles import LOCAL, Profile
 from syncd.rclone.remote import Entry, NotFound, Remote, Transient
 
 T = TypeVar("T")
@@ -119,6 +120,12 @@ class FakeRemote:
             raise DataError("read", path=path, why=f"longer than {limit} bytes")
         return body
 
+    def download(self, path: str, target: Path, *, length: int) -> None:
+        body = self.read(path, limit=length)
+        if len(body) != length:
+            raise DataError("download", path=path, why=f"not whole: {len(body)} of {length} bytes")
+        target.write_bytes(body)
+
     def upload(self, source: Path, path: str) -> None:
         file = _File(source.read_bytes())
         there = self.store.files.setdefault(path, [])
@@ -152,8 +159,14 @@ class FakeRemote:
     def kind(self) -> str:
         return "fake"
 
+    def profile(self) -> Profile:
+        return LOCAL
+
     def local_path(self) -> Path | None:
         return None
+
+    def anchor(self) -> Remote:
+        return self
 
 
 class Unreliable:
@@ -181,6 +194,12 @@ class Unreliable:
     def read(self, path: str, *, limit: int) -> bytes:
         return self._call("read", path, lambda: self.remote.read(path, limit=limit))
 
+    def download(self, path: str, target: Path, *, length: int) -> None:
+        def download() -> None:
+            self.remote.download(path, target, length=length)
+
+        self._call("download", path, download)
+
     def upload(self, source: Path, path: str) -> None:
         self._call("upload", path, lambda: self.remote.upload(source, path))
 
@@ -199,5 +218,11 @@ class Unreliable:
     def kind(self) -> str:
         return self.remote.kind()
 
+    def profile(self) -> Profile:
+        return self.remote.profile()
+
     def local_path(self) -> Path | None:
         return None
+
+    def anchor(self) -> Remote:
+        return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,30 @@ def small_disk(path: Path, mebibytes: int) -> Iterator[None]:
     command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=755", "tmpfs", str(path)]
     if os.getuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("no disk can be mounted here: it takes root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@contextlib.contextmanager
+def folding_disk(image: Path, path: Path) -> Iterator[None]:
+    """Mount at `path` a disk that does not tell names apart by case, as macOS and Windows have.
+
+    `image` is made to hold it. Skips the test where such a disk cannot be made or mounted.
+    """
+    path.mkdir(parents=True)
+    with open(image, "wb") as file:
+        file.truncate(64 * 1024 * 1024)
+    commands = [
+        ["mkfs.vfat", str(image)],
+        ["mount", "-o", "loop,iocharset=utf8", str(image), str(path)],
+    ]
+    for command in commands:
+        if shutil.which(command[0]) is None:
+            pytest.skip(f"there is no {command[0]}")
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip(f"{command[0]} does not work here")
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ CALLS = (
 )
 SYNCS = ("fsync", "fdatasync", "sync")
 _SHARED_MEMORY = "-shm"
-_RANDOM = re.compile(r"\.[0-9a-f]{12}\.tmp$")
+_RANDOM = re.compile(r"\.[0-9a-f]{12}\.tmp(?=/|$)")
 _PACKAGES = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("syncd", "trainer"))
 _PUBLISH = str(Path(__file__).parents[2] / "protocol" / "publish.py")
 

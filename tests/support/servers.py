@@ -18,6 +18,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -70,6 +71,9 @@ def free_port() -> int:
 class _Process:
     """A server's process on one port."""
 
+    host = "127.0.0.1"
+    prefix: Sequence[str] = ()  # runs a command somewhere else, such as in a network namespace
+
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -87,7 +91,7 @@ class _Process:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            die_with_parent(self.command()),
+            [*self.prefix, *die_with_parent(self.command())],
             env={**os.environ, **self.environ()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -118,7 +122,7 @@ class _Process:
         assert self.process is not None
         assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self}"
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            socket.create_connection((self.host, self.port), timeout=1).close()
         except OSError:
             return False
         return True
@@ -131,7 +135,7 @@ class _RcloneServer(_Process):
 
     def command(self) -> list[str]:
         command = [str(find_rclone()), "serve", self.kind, str(self.root)]
-        command += ["--addr", f"127.0.0.1:{self.port}", "--cache-dir", str(self.folder / "cache")]
+        command += ["--addr", f"{self.host}:{self.port}", "--cache-dir", str(self.folder / "cache")]
         # Directories are cached for five minutes by default. Not 0: rclone 1.75 then keeps a core
         # busy for ever after the first upload.
         return [*command, "--dir-cache-time", "1ms"]
@@ -146,7 +150,7 @@ class WebdavServer(_RcloneServer):
 
     def section(self, name: str, *, password: str | None = None) -> str:
         return (
-            f"[{name}]\ntype = webdav\nurl = http://127.0.0.1:{self.port}\n"
+            f"[{name}]\ntype = webdav\nurl = http://{self.host}:{self.port}\n"
             f"user = {self.user}\npass = {obscured(password or self.password)}\n"
         )
 
@@ -156,7 +160,7 @@ class SftpServer(_RcloneServer):
 
     def section(self, name: str, *, password: str | None = None) -> str:
         return (
-            f"[{name}]\ntype = sftp\nhost = 127.0.0.1\nport = {self.port}\n"
+            f"[{name}]\ntype = sftp\nhost = {self.host}\nport = {self.port}\n"
             f"user = {self.user}\npass = {obscured(password or self.password)}\n"
         )
 
@@ -183,7 +187,7 @@ class S3Server(_RcloneServer):
 
     def section(self, name: str, *, password: str | None = None) -> str:
         return (
-            f"[{name}]\ntype = s3\nprovider = Rclone\nendpoint = http://127.0.0.1:{self.port}\n"
+            f"[{name}]\ntype = s3\nprovider = Rclone\nendpoint = http://{self.host}:{self.port}\n"
             f"access_key_id = {self.user}\nsecret_access_key = {password or self.password}\n"
         )
 
@@ -211,7 +215,7 @@ class OpenSshServer(_Process):
             subprocess.run(ssh_keygen, check=True, stdin=subprocess.DEVNULL)
         (folder / "sshd_config").write_text(
             f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/client.pub\nPidFile none\n"
-            f"ListenAddress 127.0.0.1:{self.port}\nPermitRootLogin yes\nUsePAM no\n"
+            f"ListenAddress {self.host}:{self.port}\nPermitRootLogin yes\nUsePAM no\n"
             # Folders above the test's may be anyone's to write to, such as /tmp.
             "StrictModes no\nSubsystem sftp internal-sftp\nPrintMotd no\n"
         )
@@ -224,7 +228,7 @@ class OpenSshServer(_Process):
     def section(self, name: str, *, password: str | None = None) -> str:
         secret = f"pass = {obscured(password)}" if password else f"key_file = {self.folder}/client"
         return (
-            f"[{name}]\ntype = sftp\nhost = 127.0.0.1\nport = {self.port}\n"
+            f"[{name}]\ntype = sftp\nhost = {self.host}\nport = {self.port}\n"
             f"user = {self.user}\n{secret}\n"
         )
 

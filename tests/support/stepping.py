@@ -183,6 +183,7 @@ class SteppedEnd:
         yield from ("pull", "main", "bulk", "push")
         if self.role is Role.CONTROLLER:
             yield "serve"
+        yield "mirror"
 
     def records(self) -> list[JournalRecord]:
         """Every record of its own journal."""

@@ -80,6 +80,12 @@ class Talker:
     def restate(self) -> list[Message]:
         return [DropFile(path=word) for word in self.said]
 
+    def unacked(self, acked: int) -> int:
+        return 0
+
+    def make_again(self, lost: set[str]) -> None:
+        assert not lost, "it makes no chunks"
+
     def kept_objects(self) -> set[str]:
         return set()
 

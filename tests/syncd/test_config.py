@@ -36,6 +36,9 @@ CASES = {
     "unsealed_lines": ((True, "yes", "true"), True),
     "bwlimit": (("1M", "1M", '"1M"'), "1M"),
     "poll": ((2.5, "2.5", "2.5"), 2.5),
+    "idle_after": ((60.0, "60", "60"), 60.0),
+    "profile": (("drive", "drive", '"drive"'), "drive"),
+    "fallback": ((("drive:x",), "drive:x", '["drive:x"]'), ("drive:x",)),
 }
 BASE = {"role": "controller", "remote": "base:"}
 
@@ -89,10 +92,13 @@ def test_what_must_be_set_is_asked_for(layout, missing):
         ("remote", '"a\\nb"', "is not text of one line"),
         ("shell", '"maybe"', "shell = 'maybe' is not true or false"),
         ("shell", "1", "shell = 1 is not true or false"),
-        ("poll", '"soon"', "poll = 'soon' is not 0.05 to 3600 seconds"),
+        ("poll", '"soon"', "poll = 'soon' is not 0, nor 0.05 to 3600 seconds"),
         ("poll", "true", "poll = True is not"),
         ("poll", "nan", "poll = nan is not"),
-        ("poll", "0", "poll = 0 is not"),
+        ("poll", "0.01", "poll = 0.01 is not"),
+        ("idle_after", "-1", "idle_after = -1 is not"),
+        ("profile", '"floppy"', "profile = 'floppy' is no type of remote"),
+        ("fallback", '["drive:x", 3]', "is not a list of remotes"),
         ("stages", "[1]", r"stages = \[1\] is not a list of stage names"),
         ("stages", '["a/b"]', "stages: stage name 'a/b'"),
         ("bwlimit", "1", "bwlimit = 1 is not text"),

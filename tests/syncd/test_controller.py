@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +33,57 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
         controller.tick()
         layout.queue.write_text("run:talk\n")
         yield controller
+
+
+def test_results_that_cannot_be_written_keep_no_line_waiting_and_are_told(
+    controller: Controller,
+) -> None:
+    results = controller.layout.results
+    results.unlink()
+    results.parent.chmod(0o755)
+    if subprocess.run(["chattr", "+i", results.parent], capture_output=True).returncode:
+        pytest.skip("nothing can be made immutable here")
+    try:
+        controller.tick()
+    finally:
+        subprocess.run(["chattr", "-i", results.parent], check=True)
+    assert numbered(controller) == 1
+    assert not controller.problems
+    (told,) = json.loads(controller.layout.problems.read_bytes())
+    assert told.startswith("results.json: cannot be written")
+    controller.tick()
+    assert results.exists()
+    assert json.loads(controller.layout.problems.read_bytes()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes of that sort")
+@pytest.mark.parametrize("name", ["queue.txt", "serve/stages.toml"])
+def test_a_pipe_in_the_place_of_a_file_keeps_nobody_waiting(
+    controller: Controller, name: str
+) -> None:
+    path = controller.layout.root / name
+    path.unlink()
+    os.mkfifo(path)
+    controller.step(controller.main_loop)
+    controller.step(controller.serve_loop)
+    told = " ".join([*controller.problems.values(), *controller.served.problems.values()])
+    assert "regular file" in told
+    path.unlink()
+    if name == "queue.txt":
+        path.write_text("run:talk\n")
+    else:
+        path.write_text('[stages.talk]\ncommand = "echo"\n')
+    controller.step(controller.main_loop)
+    controller.step(controller.serve_loop)
+    assert numbered(controller) == 1
+    assert not controller.problems
+
+
+def test_an_inbox_that_was_taken_away_is_made_again(controller: Controller) -> None:
+    shutil.rmtree(controller.layout.inbox)
+    controller.step(controller.main_loop)
+    assert not controller.problems
+    assert controller.layout.results.exists()
 
 
 def numbered(controller: Controller) -> int:

@@ -136,6 +136,29 @@ def test_a_shell_command_that_a_predecessor_claimed_is_lost(trio: Trio) -> None:
     assert trio.attempts.spawned.total() == 1
 
 
+def test_a_payload_that_a_run_was_given_unheard_is_there_for_who_takes_over(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syncd.delivery.link.STATE_PACKS", 1)
+    trio.append("run:train")
+    trio.laptop.step("main")
+    trio.laptop.step("bulk")
+    trio.laptop.step("push")
+    trio.rounds(trio.old)
+    assert trio.old.journal()[1].snapshot == 1
+    (trio.laptop.layout.serve / "new.txt").write_text("an edit")
+    for name in ("serve", "bulk", "push", "bulk"):  # it has not heard of the claim
+        trio.laptop.step(name)
+    trio.old.kill()
+    new = trio.end("new", Role.WORKER)
+    trio.rounds(trio.laptop, new)
+    record = trio.laptop.journal()[1]
+    assert (record.state, record.attempt, record.snapshot) == (State.STARTED, 2, 1)
+    trio.finish_all(new)
+    trio.rounds(trio.laptop, new, count=12)
+    assert trio.laptop.daemon.served.sent() == [2]  # type: ignore[union-attr]
+
+
 def test_a_resumed_run_tells_why_its_last_attempt_has_no_end(trio: Trio) -> None:
     trio.append("run:train")
     trio.rounds(trio.laptop, trio.old)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -207,6 +208,15 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path):
         pass
     with exclusive_lock(lock, "start it"):
         pass
+
+
+def test_a_lock_that_is_given_free_soon_is_waited_for(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with contextlib.ExitStack() as held:
+        held.enter_context(exclusive_lock(lock, "start it"))
+        threading.Timer(0.2, held.close).start()
+        with exclusive_lock(lock, "start it", patience=60.0):
+            assert lock.read_text() == f"{os.getpid()}\n"
 
 
 def test_who_holds_a_lock_is_named_where_that_is_known(tmp_path):

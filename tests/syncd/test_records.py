@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import threading
 import time
 
@@ -234,12 +235,51 @@ def run(number, result=Result.SUCCESS, **more):
 
 
 @pytest.fixture
+def immutable(path):
+    """A journal's file that nobody can write to, until `mend` is called."""
+    path.touch()
+    if subprocess.run(["chattr", "+i", path], capture_output=True, check=False).returncode:
+        pytest.skip("no file can be made immutable here")
+
+    def mend():
+        subprocess.run(["chattr", "-i", path], check=True)
+
+    yield mend
+    mend()
+
+
+def test_a_copy_that_cannot_be_written_records_all_the_same_and_is_written_later(
+    state, path, immutable
+):
+    journal = JournalFile(state, path, copy=True)
+    for record in STEPS[:3]:
+        assert journal.add(record)
+    assert "Operation not permitted" in journal.problem
+    assert journal.newest[1].result is Result.SUCCESS
+    journal = JournalFile(state, path, copy=True)  # nor is it lost by a restart
+    assert journal.problem
+    assert journal.newest[1].result is Result.SUCCESS
+    immutable()
+    journal.add(STEPS[3])
+    assert path.read_bytes() == TEXT
+    assert not journal.problem
+
+
+def test_a_workers_own_journal_that_cannot_be_written_records_nothing(state, path, immutable):
+    journal = JournalFile(state, path)
+    with pytest.raises(OSError, match="not permitted"):
+        journal.add(STEPS[0])
+    assert not journal.newest
+
+
+@pytest.fixture
 def results_path(tmp_path):
     return tmp_path / "results.json"
 
 
 def test_a_result_is_in_the_file_once_it_was_published(state, results_path):
     results = ResultsFile(state, results_path)
+    results.publish()
     assert Results.load(results_path).runs == {}
     assert results.add(run(1))
     results.publish()
@@ -275,14 +315,14 @@ def test_an_edited_results_file_is_set_aside_and_written_anew(state, results_pat
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 99, "runs": {}}', b"\xff"])
 def test_what_is_no_results_file_is_set_aside(state, results_path, content):
     results_path.write_bytes(content)
-    ResultsFile(state, results_path)
+    ResultsFile(state, results_path).publish()
     assert Results.load(results_path).runs == {}
     assert [aside.read_bytes() for aside in asides(results_path)] == [content]
 
 
 def test_a_folder_in_the_place_of_the_results_is_set_aside(state, results_path):
     results_path.mkdir()
-    ResultsFile(state, results_path)
+    ResultsFile(state, results_path).publish()
     assert Results.load(results_path).runs == {}
 
 

@@ -24,6 +24,7 @@ from syncd.show import (
     print_results,
     print_status,
 )
+from syncd.unsent import Unsent
 from syncd.view import CommandView
 
 
@@ -115,6 +116,25 @@ def test_only_the_newest_commands_are_shown_and_how_many_are_not(capsys):
     out = capsys.readouterr().out
     assert out.startswith("(3 older commands are not shown)\n")
     assert out.count("run:pretrain") == COMMANDS_SHOWN
+
+
+def test_asked_for_more_each_command_has_its_run_id_and_how_long_it_took(capsys):
+    took = replace(command(1), started=10.0, time=75.0)
+    waits = command(2, State.QUEUED, None)
+    print_status([took, waits], None, most=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["no.", "command", "run", "state", "took", "cause"]
+    assert "pretrain.0001.7f3a  success  1 min 5 s" in lines[1]
+    assert lines[2].split() == ["2", "run:pretrain", "pretrain.0002.7f3a", "queued"]
+    print_status([command(n) for n in range(1, COMMANDS_SHOWN + 4)], None, most=2)
+    assert capsys.readouterr().out.startswith(f"({COMMANDS_SHOWN + 1} older commands are not")
+
+
+def test_what_waits_here_is_told_with_its_age(capsys):
+    waits = Unsent(commands=3, bytes=12 * 2**20, since=time.time() - 120)
+    print_status([command(1)], None, [], waits)
+    told = "to be sent from here: 3 commands, 12.0 MiB, waiting for 2 min 0 s"
+    assert told in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def backend(request, monkeypatch):
     """Runs a test with the system's events, and again as on a network mount."""
     monkeypatch.setattr(watch, "CHECK_SECONDS", NEVER)
     if request.param == "polling":
-        monkeypatch.setattr(watch, "_needs_polling", lambda folder: True)
+        monkeypatch.setattr(watch, "needs_polling", lambda folder: True)
         monkeypatch.setattr(watch, "POLL_SECONDS", 0.05)
     return request.param
 
@@ -287,7 +287,7 @@ def test_running_out_of_inotify_watches_falls_back_to_polling(root, wakes, monke
 )
 def test_mounts_without_events_are_polled(root, monkeypatch, kind, polled):
     monkeypatch.setattr(watch, "filesystem_type", lambda path: kind)
-    assert watch._needs_polling(root) is polled
+    assert watch.needs_polling(root) is polled
 
 
 def test_a_wake_that_raises_is_logged_and_the_next_one_comes(root, caplog):

@@ -12,6 +12,7 @@ from crashing import taken_back
 from protocol.errors import DataError, RefusedError
 from protocol.messages import Content, Piece
 from syncd.delivery.contents import INLINE_BYTES, Contents
+from syncd.delivery.uploads import Source
 from syncd.rclone.remote import NotFound
 from syncd.state import State
 
@@ -20,6 +21,10 @@ SMALL, LARGE = b"small", b"large" * INLINE_BYTES
 
 def sha256(data):
     return hashlib.sha256(data).hexdigest()
+
+
+def source(path, data):
+    return Source(path=path, sha256=sha256(data), size=len(data))
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ def make(tmp_path, chunks):
 def send(sender, receiver, path):
     data = path.read_bytes()
     if len(data) > INLINE_BYTES:
-        sender.upload(path, sha256(data), len(data))
+        assert not sender.upload([source(path, data)])
     message = sender.message(path, sha256(data), len(data))
     receiver.receive(message)
     return message
@@ -74,16 +79,16 @@ def test_a_file_is_never_placed_without_its_owner_being_able_to_write_it(make, t
 def test_a_content_is_uploaded_once(make, tmp_path, chunks, monkeypatch):
     here = make("here")
     (tmp_path / "source").write_bytes(LARGE)
-    here.upload(tmp_path / "source", sha256(LARGE), len(LARGE))
+    here.upload([source(tmp_path / "source", LARGE)])
     monkeypatch.setattr(chunks, "put_chunk", lambda payload: pytest.fail("again"))
-    here.upload(tmp_path / "source", sha256(LARGE), len(LARGE))
+    assert not here.upload([source(tmp_path / "source", LARGE)] * 2)
 
 
 def test_a_file_that_changed_is_not_sent_as_what_it_was(make, tmp_path):
     here = make("here")
     (tmp_path / "source").write_bytes(LARGE[:-1] + b"x")
-    with pytest.raises(DataError, match="it changed meanwhile"):
-        here.upload(tmp_path / "source", sha256(LARGE), len(LARGE))
+    failed = here.upload([source(tmp_path / "source", LARGE)])
+    assert "it changed meanwhile" in str(failed[tmp_path / "source"])
     assert here.message(tmp_path / "source", sha256(LARGE), len(LARGE)) is None
     assert here.message(tmp_path / "gone", sha256(SMALL), len(SMALL)) is None
     assert here.message(tmp_path, sha256(SMALL), len(SMALL)) is None  # a folder
@@ -149,5 +154,5 @@ def test_room_is_a_little_more_than_the_size(make, monkeypatch):
     there = make("there")
     usage = type("Usage", (), {"free": 100 * 2**20})
     monkeypatch.setattr("syncd.delivery.contents.shutil.disk_usage", lambda path: usage)
-    assert there.room_for(30 * 2**20)
-    assert not there.room_for(40 * 2**20)
+    assert there.room_for("", 30 * 2**20)
+    assert not there.room_for("", 40 * 2**20)

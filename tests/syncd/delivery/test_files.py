@@ -357,7 +357,7 @@ def test_a_full_disk_is_named_and_what_fits_goes_on(pair, monkeypatch):
     pair.write(f"{RUN}/large", LARGE)
     pair.write(f"{RUN}/small", b"x")
     room = pair.remote._contents.room_for
-    monkeypatch.setattr(pair.remote._contents, "room_for", lambda size: size < 100)
+    monkeypatch.setattr(pair.remote._contents, "room_for", lambda sha256, size: size < 100)
     assert not pair.bring()
     assert "the disk is full" in pair.remote.problems[f"{RUN}/large"]
     assert (pair.there / RUN / "small").exists()

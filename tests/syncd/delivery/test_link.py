@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from talkers import FOLDER, KEY, Cast
 from protocol.errors import RefusedError
 from protocol.messages import Append, DropFile, Message, Piece, encode_messages
 from protocol.wire import KEY_BYTES, Kind, ObjectName, Role, Sealer, Writer
-from syncd.delivery.link import Link
+from syncd.delivery.link import ACK_PACKS, ACK_SECONDS, LITTLE_BYTES, Link
 from syncd.delivery.peers import FencedError
 from syncd.rclone.remote import NotFound
 
@@ -361,3 +362,51 @@ def test_an_end_whose_remote_was_emptied_says_everything_again(cast: Cast) -> No
     laptop.say("c")
     vm = cast.opened(Role.WORKER)
     assert vm.listen() == ["a", "b", "c"]
+
+
+def test_a_small_state_is_made_after_a_few_packs_and_leaves_what_was_not_read_yet(
+    cast: Cast,
+) -> None:
+    laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    laptop.say(*"abcdefg")
+    assert vm.listen() == list("abcdefg")
+    vm.say("x")
+    laptop.listen()
+    laptop.say("h", "i")
+    assert laptop.link.compact()
+    kept = sorted(path.name for path in laptop.folder.iterdir())
+    assert [ObjectName.parse(name).kind for name in kept] == [Kind.PACK, Kind.PACK, Kind.STATE]  # type: ignore[union-attr]
+    assert vm.listen() == list("abcdefghi")
+    assert not laptop.link.compact()
+    assert cast.opened(Role.WORKER).listen() == ["x", *"abcdefghi"]  # its predecessor's first
+
+
+def test_no_state_is_made_early_that_would_repeat_much(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laptop = cast.opened(Role.CONTROLLER)
+    monkeypatch.setattr(laptop, "unacked", lambda acked: LITTLE_BYTES + 1, raising=False)
+    laptop.say(*"abcdefghij")
+    assert not laptop.link.compact()
+    monkeypatch.setattr(laptop, "unacked", lambda acked: LITTLE_BYTES)
+    assert laptop.link.compact()
+
+
+def test_an_acknowledgement_goes_along_with_others_or_alone_after_a_while(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    laptop.listen()
+    assert laptop.link.ack_wait() == 0  # a new writer's, which is what fences the one before
+    assert laptop.link.push()
+    vm.say("x")
+    laptop.listen()
+    assert 0 < laptop.link.ack_wait() <= ACK_SECONDS
+    assert not laptop.link.push()
+    laptop.say("along")
+    assert laptop.link.ack_wait() == math.inf
+    vm.listen()
+    assert vm.link.acked() == vm.link.last_seq()
+    vm.say(*map(str, range(ACK_PACKS)))
+    laptop.listen()
+    assert laptop.link.ack_wait() == 0

@@ -51,7 +51,7 @@ class Speaker:
     def pack(self) -> list[Message]:
         self.packs += 1
         with self.state.transaction():
-            return self.outgoing.collect(self.packs, BUDGET)
+            return self.outgoing.collect(self.packs, BUDGET, redraws=True)
 
     def end(self, number: int, stage: str) -> None:
         for state in CommandState.CLAIMED, CommandState.STARTED, CommandState.ENDED:

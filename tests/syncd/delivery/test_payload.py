@@ -390,7 +390,7 @@ def test_an_unreachable_remote_is_the_callers_to_handle(pair, monkeypatch):
     pair.served.scan()
     pair.send()
 
-    def fail(pieces):
+    def fail(pieces, *, trusting):
         raise RemoteError("read a chunk", why="no route")
 
     monkeypatch.setattr(pair.chunks, "read_pieces", fail)

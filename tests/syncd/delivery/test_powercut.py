@@ -26,6 +26,7 @@ from powercut_scenarios import (
 from protocol.messages import Append, Content, FileEntry, PutFile
 from protocol.snapshots import encode_snapshot
 from syncd.delivery import joins as joins_module
+from syncd.delivery import payload as payload_module
 from syncd.delivery.contents import Contents
 from syncd.delivery.files import RemoteFiles
 from syncd.delivery.joins import Joins
@@ -224,6 +225,18 @@ def unpack(root, done):
     state.close()
 
 
+# Where the payloads are unpacked, before they are renamed.
+BUILT = [
+    ".syncd/payload/.000001-21a4ec3c0fbec3da.tmp",
+    ".syncd/payload/.000002-d62d2a763020d31a.tmp",
+]
+
+
+def unpack_many(root, done):
+    with patch.object(payload_module, "FEW_FILES", -1):
+        unpack(root, done)
+
+
 def check_unpacked(root, done):
     state = Database(root / DATABASE)
     store = payload_at(root, state)
@@ -332,13 +345,28 @@ SCENARIOS = [
         ],
     ),
     Scenario(
+        name="payload of many files unpacked",
+        start=payload_folders,
+        act=unpack_many,
+        check=check_unpacked,
+        syncs=[
+            "everything by sync_disks",
+            ".syncd/payload by PayloadStore._unpack, fsync_dir",
+        ],
+    ),
+    Scenario(
         name="payload unpacked",
         start=payload_folders,
         act=unpack,
         check=check_unpacked,
         syncs=[
-            "everything by _sync",
+            f"{BUILT[0]}/lib/a.sh by _make_durable",
+            f"{BUILT[0]}/stages.toml by _make_durable",
+            f"{BUILT[0]} by _make_durable, fsync_dir",
+            f"{BUILT[0]}/lib by _make_durable, fsync_dir",
             ".syncd/payload by PayloadStore._unpack, fsync_dir",
+            f"{BUILT[1]}/stages.toml by _make_durable",
+            f"{BUILT[1]} by _make_durable, fsync_dir",
         ],
     ),
 ]

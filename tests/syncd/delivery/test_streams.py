@@ -314,7 +314,8 @@ def test_zeros_that_a_program_wrote_into_a_file_of_its_own_are_sent(tmp_path, sm
     pair.close()
 
 
-def test_a_state_repeats_of_a_log_what_is_left_of_it(pair, small_steps):
+def test_a_state_repeats_of_a_log_what_is_left_of_it(pair, small_steps, monkeypatch):
+    monkeypatch.setattr("syncd.delivery.unacked.LITTLE_BYTES", 0)
     unacked = Unacked(pair.states[0], pair.here)
     chunks = []
 

@@ -19,12 +19,13 @@ from waiting import eventually
 
 import syncd.rclone.rcd
 from protocol.errors import BusyError, RemoteError
+from syncd import child
 from syncd.platform import Identity
 from syncd.rclone import binary as rclone_binary
 from syncd.rclone import endpoint as rclone_endpoint
 from syncd.rclone import process as rclone_process
 from syncd.rclone.endpoint import TcpEndpoint
-from syncd.rclone.errors import Fatal, NotFound, Transient, from_answer, shown, where
+from syncd.rclone.errors import Fatal, NotFound, Transient, Unreachable, from_answer, shown, where
 from syncd.rclone.rcd import Rclone
 
 DAEMON = """
@@ -97,7 +98,7 @@ def test_the_next_daemon_starts_over_what_a_killed_one_left(daemon, tmp_path):
 
 def test_an_rclone_left_without_a_death_signal_is_ended_by_the_next_daemon(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(rclone_process, "die_with_parent", list)
+        patch.setattr(child, "die_with_parent", list)
         patch.setattr(Rclone, "close", lambda self: None)
         first = Rclone(tmp_path / "run")
         first.start()
@@ -277,7 +278,7 @@ def test_rclone_is_found_in_the_packages_files_when_python_is_elsewhere(tmp_path
 
 
 def test_the_log_of_rclone_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(rclone_process, "LOG_BYTES", 4096)
+    monkeypatch.setattr(child, "LOG_BYTES", 4096)
     with Rclone(tmp_path / "run") as rclone:
         for number in range(100):
             with pytest.raises(NotFound):
@@ -319,8 +320,12 @@ def test_the_thread_that_starts_rclone_need_not_live(tmp_path):
         ("write /x/y: no space left on device", Fatal),
         ("507 Insufficient Storage", Fatal),
         ("429 Too Many Requests", Transient),
-        ("dial tcp 127.0.0.1:1: connect: connection refused", Transient),
-        ("dial tcp: lookup cloud.example: no such host", Transient),
+        ("dial tcp 127.0.0.1:1: connect: connection refused", Unreachable),
+        ("dial tcp: lookup cloud.example: no such host", Unreachable),
+        ("Propfind: dial tcp 10.0.0.1:80: i/o timeout", Unreachable),
+        ("read tcp 10.0.0.2:5->10.0.0.1:80: i/o timeout", Unreachable),
+        ("couldn't connect SSH: dial tcp 10.0.0.1:22: connect: no route to host", Unreachable),
+        ("googleapi: Error 403: Daily Limit Exceeded. The quota is reset at midnight", Transient),
         ("502 Bad Gateway", Transient),
         ("stat /x: transport endpoint is not connected", Transient),
         ("000001-log-403-aa: unexpected EOF", Transient),

@@ -462,6 +462,13 @@ def test_a_stop_after_the_end_changes_nothing(make: Callable[..., Path]) -> None
     assert stop_requested(folder) is None
 
 
+def test_what_a_daemon_left_that_was_killed_while_it_prepared_an_attempt_is_removed(tmp_path):
+    folder = prepare(tmp_path / RUN_ID, spec(tmp_path))
+    (folder / "spec.json").rename(folder / ".spec.json.0123456789ab.tmp")
+    prepare(tmp_path / RUN_ID, spec(tmp_path))
+    assert [path.name for path in folder.iterdir()] == ["spec.json"]
+
+
 def test_a_supervisor_that_fails_is_reported_with_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,1 @@
+"""Measuring: `syncd bench` and what it measures over."""

@@ -1,0 +1,148 @@
+"""`syncd bench link`: runs the benchmark, prints its table, and keeps its JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json as jsonlib
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from protocol.bench import Figure, Report, machine
+from protocol.errors import RunFailedError
+from protocol.publish import publish_bytes
+from syncd.bench import own
+from syncd.bench.link import OWN_ROWS, ROWS, Outcome, chosen, run
+from syncd.bench.place import Place
+from syncd.bench.report import print_table
+from syncd.bench.samples import FULL, QUICK
+from syncd.cli import Flag, Json
+from syncd.rclone.admin import Admin
+from syncd.rclone.errors import shown
+from syncd.show import plain_console
+
+app = App(
+    name="bench",
+    help="Measure what syncd does, beside what else could be used.",
+    help_epilogue="",
+)
+
+
+@app.command(
+    help_epilogue=(
+        "Examples:\n\n"
+        "    syncd bench link --quick\n"
+        "    syncd bench link --only append log\n"
+        "    syncd bench link --remote drive:\n"
+    )
+)
+def link(
+    *,
+    quick: Flag = False,
+    only: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    remote: str = "",
+    rclone_config: str = "",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    json: Json = False,
+) -> None:
+    """Measure the way between both ends: a webdav server 50 ms away, or a remote of yours.
+
+    Starts `syncd watch` for a laptop and for a worker in a temporary folder, and
+    measures them beside `rclone sync` in a loop and beside polls every 30 and
+    60 s. Takes about half an hour; --quick, a third of that. The exit code is 8
+    when a row could not be measured; a goal that is missed changes nothing.
+
+    Parameters
+    ----------
+    quick
+        Less of everything: shorter logs, smaller files, fewer samples.
+    only
+        The rows to run; all by default.
+    remote
+        Measure on this remote, in a folder of its own that is removed afterwards.
+    rclone_config
+        Another configuration file than rclone's own, for --remote.
+    output
+        Where the JSON is kept; bench-link-<date>.json in this folder by default.
+    json
+        Print the JSON as well, in place of the table.
+    """
+    rows = chosen(only or (), OWN_ROWS if remote else ROWS)
+    kept = (output or Path(time.strftime("bench-link-%Y-%m-%d-%H%M%S.json"))).resolve()
+    console = plain_console(stderr=True)
+    say = partial(console.print, soft_wrap=True)
+    here = machine() | {
+        "rclone": Admin().version(),
+        "form": "quick" if quick else "full",
+        "remote": shown(remote) or "rclone serve webdav, 50 ms round trip",
+    }
+    found: list[Outcome] = []
+    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="syncd-bench-") as name:
+        scale = QUICK if quick else FULL
+        place = Place(folder=Path(name), scale=scale, say=say, rclone_config=rclone_config)
+        with _on(remote, place) as prepared:
+            for outcome in run(rows, prepared):
+                found.append(outcome)
+                _keep(kept, _report(here, found))
+    report = _report(here, found)
+    if json:
+        print(jsonlib.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    else:
+        print_table(plain_console(), report)
+    say(f"kept in {kept}")
+    _check_all_measured(found)
+
+
+def _check_all_measured(found: Sequence[Outcome]) -> None:
+    why = "; ".join(f"{each.row}: {each.failure}" for each in found if each.failure)
+    if why:
+        raise RunFailedError("syncd bench link", why=f"not measured: {why}")
+
+
+@contextlib.contextmanager
+def _on(remote: str, place: Place) -> Iterator[Place]:
+    """Prepare a remote of the user's, having said what is done there."""
+    if not remote:
+        yield place
+        return
+    place.say(
+        f"On {shown(remote)} this makes a folder syncd-bench-..., in which two daemons work for "
+        "some minutes and leave some hundreds of small objects, and removes it afterwards."
+    )
+    with own.scratch(remote, place.folder / "rclone", config=place.config) as folder:
+        place.say(f"working in {shown(folder)}")
+        yield replace(place, own=folder)
+    place.say(f"removed {shown(folder)}")
+
+
+def _report(here: dict[str, str], found: Sequence[Outcome]) -> Report:
+    figures: list[Figure] = [figure for outcome in found for figure in outcome.figures]
+    return Report(bench="link", machine=here, figures=tuple(figures))
+
+
+def _keep(path: Path, report: Report) -> None:
+    """Keep what there is so far: an interrupt loses no row that was measured."""
+    text = jsonlib.dumps(report.to_json(), indent=1, ensure_ascii=False)
+    publish_bytes(path, f"{text}\n".encode())
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that everything is cleaned up."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

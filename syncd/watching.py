@@ -1,0 +1,82 @@
+"""A `syncd watch` that is started and ended from here: for the demo and the drills."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocol.errors import RunFailedError
+from protocol.paths import Layout
+from syncd.platform import own_session
+
+STOP_SECONDS = 30.0
+
+
+class Watch:
+    """The daemon of one end, in a session of its own. What it prints is added to `output`."""
+
+    def __init__(self, layout: Layout, output: Path) -> None:
+        self.layout = layout
+        self.output = output
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        if self._process is not None:
+            raise RuntimeError("it has been started")
+        with open(self.output, "ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "syncd", "watch", "--folder", str(self.layout.root)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                **own_session(),
+            )
+
+    def kill(self) -> None:
+        """End it at once, as SIGKILL does; nothing when it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """Ask it to end, and wait until it has; nothing when it does not run."""
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+            self.kill()
+
+    def check(self) -> None:
+        """Raise RunFailedError when it was started and has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            lines = self.output.read_text("utf-8", "replace").splitlines()
+            why = f"it ended by itself: {lines[-1] if lines else 'and said nothing'}"
+            raise RunFailedError("run syncd watch", path=self.layout.root, why=why)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Run it while the block does. Raises RunFailedError when it ended by itself meanwhile."""
+        self.start()
+        try:
+            yield
+            self.check()
+        finally:
+            self.stop()
+
+
+def environment() -> dict[str, str]:
+    """The environment of a daemon: nothing of the caller's own ends, and this Python as `python`.
+
+    The stages run `python`, and the virtual environment need not be the active one.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SYNCD_")}
+    # Not resolved: a virtual environment's python is a link out of the environment.
+    folders = [str(Path(sys.executable).parent), kept.get("PATH", "")]
+    return kept | {"PATH": os.pathsep.join(filter(None, folders))}
