@@ -564,6 +564,10 @@ def demo(
 app.command(
     "syncd.bridge.command:bridge",
     name="bridge",
+    help="""Let workers reach this folder without a cloud drive, until it is interrupted.
+
+    Serves the objects and, read-only, serve/, to who has the password that it
+    prints. `syncd watch` runs beside it; `syncd watch --bridge` does both.""",
     help_epilogue=(
         "Examples:\n\n    syncd bridge --tunnel cloudflared\n"
         "    syncd bridge --tunnel ssh:me@host --url https://gpu.example.org\n"
@@ -574,6 +578,15 @@ app.command(
 app.command(
     "syncd.doctor.command:doctor",
     name="doctor",
+    help="""Look for what is wrong with this end: machine, folder, key, remote, daemon.
+
+    Each check prints a line: ok, warning or wrong, what was found, what to do.
+    An object is sent to the remote, read back, and removed. Works before
+    `syncd init` and without a network. The exit code is 0 when nothing is
+    wrong, else that of what to mend first.
+
+    With --drill it injures a set-up on purpose, and says for each drill whether
+    what must hold held: each command run once, each log whole.""",
     help_epilogue=(
         "Examples:\n\n    syncd doctor\n    syncd doctor --drill --local\n"
         "    syncd doctor --json | jq '.[] | select(.level != \"ok\")'\n"

@@ -30,10 +30,7 @@ def bridge(
     show_key: Flag = False,
     json: Json = False,
 ) -> None:
-    """Let workers reach this folder without a cloud drive, until it is interrupted.
-
-    Serves the objects and, read-only, serve/, to who has the password that it
-    prints. `syncd watch` runs beside it; `syncd watch --bridge` does both.
+    """The command; what it does is said where it is registered, in `syncd.cli`.
 
     Parameters
     ----------

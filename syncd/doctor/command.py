@@ -87,15 +87,7 @@ def doctor(
     local: Flag = False,
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
 ) -> None:
-    """Look for what is wrong with this end: machine, folder, key, remote, daemon.
-
-    Each check prints a line: ok, warning or wrong, what was found, what to do.
-    An object is sent to the remote, read back, and removed. Works before
-    `syncd init` and without a network. The exit code is 0 when nothing is
-    wrong, else that of what to mend first.
-
-    With --drill it injures a set-up on purpose, and says for each drill whether
-    what must hold held: each command run once, each log whole.
+    """The command; what it does is said where it is registered, in `syncd.cli`.
 
     Parameters
     ----------
