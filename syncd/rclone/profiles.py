@@ -35,7 +35,6 @@ class Profile:
     `creations_per_second`: how many objects may be begun a second; None, as they come.
     `check_target`: look whether an object is there before it is uploaded, since the remote would
     keep two of one name.
-    `pack_objects`: making an object is dear, so small contents go several to one.
     `transfers`: how many large objects go at a time.
     `answer_seconds`: how long a call may take before it is made again by a new connection; what is
     always slower is met by more (`rclone.patience`).
@@ -46,14 +45,13 @@ class Profile:
     gather_seconds: float = 0.1
     creations_per_second: float | None = None
     check_target: bool = False
-    pack_objects: bool = True
     transfers: int = 4
     answer_seconds: float = 10.0
 
 
 # A folder on this machine, or one that another program keeps in sync: calls cost nothing, and two
 # transfers fill a disk.
-LOCAL = Profile(poll_seconds=0.25, idle_poll_seconds=5.0, pack_objects=False, transfers=2)
+LOCAL = Profile(poll_seconds=0.25, idle_poll_seconds=5.0, transfers=2)
 
 # `rclone serve webdav`, so most likely our own bridge: nobody counts its calls. Looking every
 # 0.25 s takes half of that on average from a line's 1.0 s. When idle, a listing every 4 s, with

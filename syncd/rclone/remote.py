@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +23,7 @@ from syncd.rclone.patience import Patience
 from syncd.rclone.profiles import BRIDGE, WRAPPERS, Pace, Profile, profile_for
 from syncd.rclone.rcd import Rclone
 
-__all__ = ["Entry", "Fatal", "NotFound", "RcloneRemote", "Remote", "Transient", "retry"]
+__all__ = ["Entry", "Fatal", "NotFound", "RcloneRemote", "Remote", "Transient"]
 
 T = TypeVar("T")
 
@@ -331,26 +329,3 @@ def _transfer_config(*, check_target: bool) -> dict[str, bool | int]:
         "IgnoreChecksum": True,
         "MultiThreadStreams": 1,
     }
-
-
-def retry(
-    action: Callable[[], T],
-    *,
-    stop: threading.Event,
-    attempts: int = 6,
-    base: float = 0.5,
-    most: float = 30.0,
-) -> T:
-    """Return what `action` returns, trying again after Transient, `attempts` times in all.
-
-    Waits a random time up to `base` * 2^n seconds, at most `most` ("full jitter": Brooker,
-    "Exponential Backoff and Jitter", AWS 2015). Setting `stop` ends the waiting: the last
-    Transient is raised, as it is when the attempts are used up.
-    """
-    for attempt in range(attempts - 1):
-        try:
-            return action()
-        except Transient:
-            if stop.wait(random.uniform(0.0, min(most, base * 2**attempt))):
-                raise
-    return action()

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from syncd.rclone.errors import Transient
+
 T = TypeVar("T")
 
 
@@ -20,3 +22,15 @@ def eventually(
             raise AssertionError(told or "the condition never became true")
         time.sleep(0.005)
     return found
+
+
+def tried_until(action: Callable[[], T], *, within: float = 30.0) -> T:
+    """Return what `action` returns, as soon as it raises Transient no more."""
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            return action()
+        except Transient:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

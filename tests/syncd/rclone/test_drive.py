@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fake_drive import FakeDrive
+from waiting import tried_until
 
 from syncd.rclone.binary import find_rclone
 from syncd.rclone.profiles import DRIVE
 from syncd.rclone.rcd import Rclone
-from syncd.rclone.remote import Fatal, RcloneRemote, Transient, retry
+from syncd.rclone.remote import Fatal, RcloneRemote, Transient
 
 MakeFile = Callable[[str, bytes], Path]
 
@@ -104,11 +104,7 @@ def test_too_many_creations_are_transient_and_the_reason_is_told(
     with pytest.raises(Transient, match="Rate Limit Exceeded"):
         upload_nine(remote, make_file("source", b"1"))
     drive.faults.heal()
-    retry(
-        lambda: remote.upload(make_file("source", b"1"), "w/object"),
-        stop=threading.Event(),
-        base=0.1,
-    )
+    tried_until(lambda: remote.upload(make_file("source", b"1"), "w/object"))
     assert "object" in drive.names()
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from waiting import eventually
+from waiting import eventually, tried_until
 
 from protocol.errors import DataError, RemoteError
 from syncd.rclone.errors import Unreachable
 from syncd.rclone.rcd import Rclone
-from syncd.rclone.remote import Entry, Fatal, NotFound, RcloneRemote, Transient, retry
+from syncd.rclone.remote import Entry, Fatal, NotFound, RcloneRemote, Transient
 
 NAMES = [
     "000001-log-12-ab",
@@ -155,8 +154,7 @@ def test_an_upload_that_is_killed_midway_is_never_taken_for_whole(place, make_fi
 def test_rclone_is_started_again_after_it_was_killed(place, make_file):
     place.remote.upload(make_file("source", b"before"), "object")
     os.kill(place.rclone.pid, 9)
-    stop = threading.Event()
-    read = retry(lambda: place.remote.read("object", limit=10), stop=stop, base=0.2)
+    read = tried_until(lambda: place.remote.read("object", limit=10))
     assert read == b"before"
     assert place.rclone.restarts == 1
 
@@ -171,7 +169,7 @@ def test_a_server_that_was_killed_is_used_again_once_it_is_back(server, rclone, 
     with pytest.raises(Transient, match=r"refused|EOF|reset|lost"):
         remote.check()
     server.start()
-    retry(remote.check, stop=threading.Event(), base=0.1)
+    tried_until(remote.check)
 
 
 def test_a_server_that_was_away_at_first_is_used_once_it_is_there(server, rclone, rclone_config):
@@ -182,7 +180,7 @@ def test_a_server_that_was_away_at_first_is_used_once_it_is_there(server, rclone
         with pytest.raises(Unreachable, match="Nobody answers there"):
             remote.list("")
     server.start()
-    retry(remote.make_root, stop=threading.Event(), base=0.1)
+    tried_until(remote.make_root)
     remote.check()
 
 
@@ -285,40 +283,3 @@ def test_a_call_in_another_thread_ends_when_the_connection_closes(tmp_path, make
         rclone.close()
         with pytest.raises(Fatal, match="closed"):
             call.result(timeout=10)
-
-
-def failing(times: int, error: type[RemoteError]):
-    calls: list[int] = []
-
-    def action() -> int:
-        calls.append(1)
-        if len(calls) <= times:
-            raise error("read", why="once more")
-        return len(calls)
-
-    return action
-
-
-def test_what_is_transient_is_tried_again():
-    assert retry(failing(3, Transient), stop=threading.Event(), base=0.001) == 4
-
-
-def test_what_stays_transient_is_raised_in_the_end():
-    with pytest.raises(Transient):
-        retry(failing(3, Transient), stop=threading.Event(), base=0.001, attempts=3)
-
-
-def test_what_is_fatal_is_tried_once():
-    action = failing(1, Fatal)
-    with pytest.raises(Fatal):
-        retry(action, stop=threading.Event(), base=0.001)
-    assert action() == 2
-
-
-def test_a_stop_ends_the_waiting():
-    stop = threading.Event()
-    stop.set()
-    began = time.monotonic()
-    with pytest.raises(Transient):
-        retry(failing(9, Transient), stop=stop, base=1000.0, most=1000.0)
-    assert time.monotonic() - began < 5
