@@ -70,7 +70,7 @@ def test_artefacts_that_come_one_by_one_are_put_together_and_arrive(
     monkeypatch.setattr(contents_module, "MANY_CHUNKS", 12)
     with fast_folder() as folder:
         ends = Ends(folder, monkeypatch)
-        one_by_one(ends, 50, most=45, laptop_every=laptop_every)
+        one_by_one(ends, 50, most=60, laptop_every=laptop_every)  # each would make one
         assert ends.arrived(ends.laptop) == ends.made
         fresh = ends.new("vm2", folder, Role.WORKER)
         for _ in range(3):

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -373,7 +374,7 @@ def test_it_dies_with_a_bridge_that_is_killed(laptop):
         [str(Path(__file__).parent), str(Path(__file__).parents[2] / "support")]
     )
     process = subprocess.Popen(
-        ["python", "-c", script, str(laptop.root)],
+        [sys.executable, "-c", script, str(laptop.root)],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths},
     )
