@@ -21,7 +21,7 @@ from syncd.bench.world import Route, World, cpu_seconds
 
 LOOP_SECONDS = 15.0
 # From the last news until both ends are as quiet as they get: acknowledgements, a last status.
-SETTLE_SECONDS = 20.0
+SETTLE_SECONDS = 40.0
 
 
 @dataclass(frozen=True, kw_only=True)

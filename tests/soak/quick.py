@@ -31,7 +31,8 @@ SHOTS = {
         for times in (2, 1, 1)
     ],
     "pack_is_read_before_it_is_applied": [
-        Shot("controller:after:commit@syncd.delivery.link.Link._move_on", times) for times in (2, 2)
+        Shot("controller:after:commit@syncd.delivery.peers.Peers.move_on", times)
+        for times in (2, 2)
     ],
     "cursor_of_a_log_is_not_kept": [
         Shot("worker:after:upload-pack@*", 9),

@@ -38,7 +38,7 @@ from typing import Any
 OURS = ("syncd.", "protocol.", "faults")
 # What takes steps for others, by module and by function.
 HELPERS = ("protocol.publish", "syncd.state", "syncd.stages.attempt_files", "syncd.rclone.remote")
-HELPING = ("syncd.delivery.link.Link._upload", "syncd.stages.supervisor._say")
+HELPING = ("syncd.delivery.link.Link.upload", "syncd.stages.supervisor._say")
 # Its steps are its observers' own, and none of them lasts.
 NOT_DURABLE = ("syncd.watch",)
 # After these the disk is, without a power cut, as it was before them, but for an empty new file.

@@ -52,11 +52,12 @@ def pack_is_read_before_it_is_applied() -> None:
 
     def applied(link: Link, writer: Any, candidates: Any, seq: int) -> bool:
         if any(isinstance(m, Journal) for m in link._read(writer, candidates[0]) or ()):
-            link._move_on(writer, seq + 1)
+            link.peers.move_on(writer, seq + 1)
         return apply(link, writer, candidates, seq)
 
     Link._apply = applied
-    syncd.delivery.link.STATE_PACKS = 10**6  # a state says it all again, and would make it good
+    # A state says it all again, and would make it good.
+    syncd.delivery.link.STATE_PACKS = syncd.delivery.link.FEW_PACKS = 10**6
 
 
 def cursor_of_a_log_is_not_kept() -> None:
