@@ -293,9 +293,7 @@ class Daemon(ABC):
                 if self.link.joined:
                     return
                 failures += 1
-                unreachable = isinstance(error, Unreachable)
-                most = UNREACHABLE_PAUSE_SECONDS if unreachable else MAX_PAUSE_SECONDS
-                if self._stopping.wait(min(0.5 * 2**failures, most)):
+                if self._stopping.wait(_pause(failures, error)):
                     raise
 
     def _loops(self) -> list[Loop]:
@@ -378,21 +376,19 @@ class Daemon(ABC):
             yield
         except FencedError as error:
             self.fence(error)
-        except Unreachable as error:
-            self._note_failure(loop, str(error), most=UNREACHABLE_PAUSE_SECONDS)
         except UserError as error:
-            self._note_failure(loop, str(error))
+            self._note_failure(loop, error, str(error))
         except OSError as error:
-            self._note_failure(loop, f"{error.strerror or error}: {error.filename or ''}")
+            self._note_failure(loop, error, f"{error.strerror or error}: {error.filename or ''}")
         except Exception as error:
             log.exception("a fault in the %s loop", loop.name)
-            self._note_failure(loop, f"fault in {loop.name}: {error!r}")
+            self._note_failure(loop, error, f"fault in {loop.name}: {error!r}")
         else:
             self._note_success(loop)
 
-    def _note_failure(self, loop: Loop, why: str, *, most: float = MAX_PAUSE_SECONDS) -> None:
+    def _note_failure(self, loop: Loop, error: Exception, why: str) -> None:
         loop.failures = min(loop.failures + 1, 10)
-        loop.pause = min(0.5 * 2**loop.failures, most)
+        loop.pause = _pause(loop.failures, error)
         if self.problems.get(loop.name) != why:
             log.warning("%s", why)
         self.problems[loop.name] = why
@@ -502,3 +498,9 @@ class Daemon(ABC):
         objects = "1 object was" if refused.count == 1 else f"{refused.count} objects were"
         told = f"{objects} refused; the last: {refused.last}"
         return ([told] if refused.count else []) + self.link.waits()
+
+
+def _pause(failures: int, error: Exception) -> float:
+    """Seconds until what has failed so many times in a row is tried again."""
+    most = UNREACHABLE_PAUSE_SECONDS if isinstance(error, Unreachable) else MAX_PAUSE_SECONDS
+    return min(0.5 * (1 << failures), most)

@@ -52,6 +52,7 @@ class Mirror:
         self._remotes = remotes
         self._there: dict[Remote, set[ObjectName]] = {}
         self._looked = -math.inf
+        self._whole = False  # whether each had everything after the last round
         self._lock = threading.Lock()
         # What was uploaded since: where, and its bytes if it is small.
         self._fresh: dict[ObjectName, tuple[Remote, bytes | None]] = {}
@@ -65,16 +66,16 @@ class Mirror:
             with self._lock:
                 self._fresh[name] = (remote, body)
 
-    def round(self) -> bool:
-        """Copy what is missing; return whether every remote that answers has everything.
-
-        Raises RemoteError when one fails.
-        """
+    def round(self) -> None:
+        """Copy what is missing to every remote that answers. Raises RemoteError when one fails."""
         self._remotes.probe()
         remotes = self._remotes.each()
-        self._look(remotes)
+        looked = self._look(remotes)
         with self._lock:
             fresh, self._fresh = self._fresh, {}
+        if self._whole and not looked and not fresh:
+            return
+        self._whole = False
         for name, (remote, _) in fresh.items():
             self._there.setdefault(remote, set()).add(name)
         everything = sorted(set().union(*self._there.values()))
@@ -88,15 +89,16 @@ class Mirror:
                 failed = error
         if failed:
             raise failed
-        return whole
+        self._whole = whole
 
-    def _look(self, remotes: Sequence[Remote]) -> None:
-        """See what each holds, now and then, and when one has come back."""
+    def _look(self, remotes: Sequence[Remote]) -> bool:
+        """See what each holds, now and then, and when one has come back; return whether it did."""
         now = time.monotonic()
         if set(remotes) == self._there.keys() and now - self._looked < LOOK_SECONDS:
-            return
+            return False
         self._looked = now
         self._there = {remote: set(self._link.names_on(remote)) for remote in remotes}
+        return True
 
     def _chunks(self) -> set[ObjectName]:
         paths = self._link.outgoing.kept_objects()

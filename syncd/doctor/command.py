@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -50,6 +50,8 @@ from syncd.doctor.patient import look_at
 from syncd.doctor.remote import check_remote
 from syncd.show import plain_console
 from syncd.view import find_folder
+
+Told = TypeVar("Told", Finding, Outcome)
 
 CHECKS = (
     Check("python", check_python),
@@ -109,7 +111,7 @@ def doctor(
     if drill:
         _drill(folder or Path(), local=local, yes=yes or local, json=json)
         return
-    findings = _tell(run_checks(CHECKS, look_at(folder or Path())), json=json)
+    findings = _tell(run_checks(CHECKS, look_at(folder or Path())), _finding_line, json=json)
     code = exit_code(findings)
     if code is not ExitCode.OK:
         count = sum(finding.level is Level.WRONG for finding in findings)
@@ -129,7 +131,7 @@ def _drill(folder: Path, *, local: bool, yes: bool, json: bool) -> None:
             raise UsageError("syncd doctor --drill", why="not agreed to", hint="--yes agrees.")
         pair = own_pair(layout)
     with pair as scene:
-        outcomes = _tell_drills(do_drills(scene), json=json)
+        outcomes = _tell(do_drills(scene), _drill_line, json=json)
     failed = [each.drill for each in outcomes if each.verdict is Verdict.FAILED]
     if failed:
         raise RunFailedError("syncd doctor --drill", why=f"failed: {', '.join(failed)}")
@@ -148,36 +150,25 @@ def _agrees(layout: Layout) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _tell_drills(found: Iterable[Outcome], *, json: bool) -> list[Outcome]:
-    """Print how drills go, as lines when they are done or all as JSON; return them."""
+def _drill_line(outcome: Outcome) -> Text:
+    line = Text(f"{outcome.verdict:<8}", style=_STYLES[outcome.verdict])
+    line.append(f" {outcome.drill:<20} {outcome.seconds:>6.1f} s  ", style="default")
+    return line.append(one_line(outcome.why or outcome.must), style="default")
+
+
+def _finding_line(finding: Finding) -> Text:
+    line = Text(f"{finding.level:<8}", style=_STYLES[finding.level])
+    return line.append(f" {finding.check:<15} {finding.told()}", style="default")
+
+
+def _tell(found: Iterable[Told], line: Callable[[Told], Text], *, json: bool) -> list[Told]:
+    """Print what is found, as lines when it comes or all as JSON; return it."""
     if json:
-        outcomes = list(found)
-        _print_json([asdict(outcome) for outcome in outcomes])
-        return outcomes
-    console, outcomes = plain_console(), []
-    for outcome in found:
-        outcomes.append(outcome)
-        line = Text(f"{outcome.verdict:<8}", style=_STYLES[outcome.verdict])
-        line.append(f" {outcome.drill:<20} {outcome.seconds:>6.1f} s  ", style="default")
-        line.append(one_line(outcome.why or outcome.must), style="default")
-        console.print(line, soft_wrap=True)
-    return outcomes
-
-
-def _print_json(values: list[dict[str, Any]]) -> None:
-    print(jsonlib.dumps(values, indent=1, ensure_ascii=False))
-
-
-def _tell(found: Iterable[Finding], *, json: bool) -> list[Finding]:
-    """Print findings, as lines when they come or all as JSON; return them."""
-    if json:
-        findings = list(found)
-        _print_json([asdict(finding) for finding in findings])
-        return findings
-    console, findings = plain_console(), []
-    for finding in found:
-        findings.append(finding)
-        line = Text(f"{finding.level:<8}", style=_STYLES[finding.level])
-        line.append(f" {finding.check:<15} {finding.told()}", style="default")
-        console.print(line, soft_wrap=True)
-    return findings
+        told = list(found)
+        print(jsonlib.dumps([asdict(each) for each in told], indent=1, ensure_ascii=False))
+        return told
+    console, told = plain_console(), []
+    for each in found:
+        told.append(each)
+        console.print(line(each), soft_wrap=True)
+    return told
