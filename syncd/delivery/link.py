@@ -599,7 +599,7 @@ class Link:
     def _sweep(self, writer: Writer, seq: int | None, keep: str) -> None:
         """Delete what a state of ours, `keep`, stands for: packs up to `seq`, states, chunks."""
         kept = self.outgoing.kept_objects()
-        left = 0
+        left, doomed = 0, []
         for name in self._names(writer):
             path = f"{writer}/{name}"
             if name.kind is Kind.CHUNK:
@@ -609,7 +609,8 @@ class Link:
             if needed or str(name) == keep:
                 left += 1
             else:
-                self.remote.delete(path)
+                doomed.append(str(name))
+        self.remote.delete(str(writer), doomed)
         if not left and writer != self.writer:
             self.remote.delete_folder(str(writer))
 

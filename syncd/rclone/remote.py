@@ -30,6 +30,10 @@ T = TypeVar("T")
 CALL_SECONDS = 120.0
 # rclone itself ends a transfer that stands still; this bounds one that crawls.
 TRANSFER_SECONDS = 3600.0
+# How many files one call deletes: few enough for its answer to come in time.
+DELETED_AT_ONCE = 50
+# What means something in rclone's patterns.
+_GLOB, _ESCAPED = re.compile(r"[\\*?\[\]{}]"), r"\\\g<0>"
 _NAMED = re.compile(r"(?P<name>[\w][\w.+@ -]*):")
 _INLINE = re.compile(r":(?P<type>[^,:/\\]+)[,:]")
 _DEEPEST = 8  # remotes that wrap remotes
@@ -71,8 +75,8 @@ class Remote(Protocol):
         not be written to afterwards: on the same disk both may be one.
         """
 
-    def delete(self, path: str) -> None:
-        """Remove a file; nothing when it is missing."""
+    def delete(self, folder: str, names: Sequence[str]) -> None:
+        """Remove files of a folder; nothing when they are missing."""
 
     def delete_folder(self, folder: str) -> None:
         """Remove a folder and all in it; nothing when it is missing."""
@@ -201,9 +205,15 @@ class RcloneRemote:
             kind = Transient if source.exists() else Fatal
             raise kind(error.what, path=source, why=error.why) from error
 
-    def delete(self, path: str) -> None:
-        with contextlib.suppress(NotFound):
-            self._call("operations/deletefile", remote=path)
+    def delete(self, folder: str, names: Sequence[str]) -> None:
+        # One listing for many; `operations/deletefile` looks each of them up.
+        fs = f"{self.fs}{'' if self.fs.endswith((':', '/')) else '/'}{folder}/"
+        for at in range(0, len(names), DELETED_AT_ONCE):
+            some = names[at : at + DELETED_AT_ONCE]
+            rules = [*(f"+ /{_GLOB.sub(_ESCAPED, name)}" for name in some), "- *"]
+            with self._asking() as seconds, contextlib.suppress(NotFound):
+                params = {"fs": fs, "_filter": {"FilterRule": rules}}
+                self._rclone.call("operations/delete", params, seconds)
 
     def delete_folder(self, folder: str) -> None:
         if not folder.strip("/."):

@@ -211,8 +211,8 @@ class Remotes:
 
         self._any(upload)
 
-    def delete(self, path: str) -> None:
-        self._all(lambda remote: remote.delete(path))
+    def delete(self, folder: str, names: Sequence[str]) -> None:
+        self._all(lambda remote: remote.delete(folder, names))
 
     def delete_folder(self, folder: str) -> None:
         self._all(lambda remote: remote.delete_folder(folder))

@@ -13,8 +13,9 @@ it had all of it, the process ends in it, and others go on meanwhile.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -139,7 +140,11 @@ class FakeRemote:
             file.body = file.body[: self.faults.rng.randrange(len(file.body) + 1)]
             raise Transient("upload", path=path, why="cut short")
 
-    def delete(self, path: str) -> None:
+    def delete(self, folder: str, names: Sequence[str]) -> None:
+        for name in names:
+            self._delete(f"{folder}/{name}")
+
+    def _delete(self, path: str) -> None:
         if not self.faults.draw(self.faults.late):
             self.store.files.pop(path, None)
         for file in self.store.files.get(path, []):
@@ -203,8 +208,10 @@ class Unreliable:
     def upload(self, source: Path, path: str) -> None:
         self._call("upload", path, lambda: self.remote.upload(source, path))
 
-    def delete(self, path: str) -> None:
-        self._call("delete", path, lambda: self.remote.delete(path))
+    def delete(self, folder: str, names: Sequence[str]) -> None:
+        for name in names:  # what goes wrong may do so with some of them gone
+            path = f"{folder}/{name}"
+            self._call("delete", path, partial(self.remote.delete, folder, [name]))
 
     def delete_folder(self, folder: str) -> None:
         self._call("delete", folder, lambda: self.remote.delete_folder(folder))

@@ -45,9 +45,10 @@ class Counted(FakeRemote):
         self.calls["upload"] += 1
         super().upload(source, path)
 
-    def delete(self, path):
-        self.calls["delete"] += 1
-        super().delete(path)
+    def delete(self, folder, names):
+        self.calls["list"] += bool(names)
+        self.calls["delete"] += len(names)
+        super().delete(folder, names)
 
     def list(self, folder):
         self.calls["list"] += 1

@@ -54,7 +54,7 @@ def test_what_was_uploaded_is_listed_read_and_deleted_for_good(
     assert remote.read("w/small", limit=5) == b"12345"
     remote.download("w/large", tmp_path / "copy", length=len(large))
     assert (tmp_path / "copy").read_bytes() == large
-    remote.delete("w/small")
+    remote.delete("w", ["small"])
     remote.delete_folder("w")
     assert (drive.names(), drive.trash(), remote.list("")) == ([], 0, [])
 

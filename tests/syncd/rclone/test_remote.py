@@ -13,7 +13,14 @@ from waiting import eventually, tried_until
 from protocol.errors import DataError, RemoteError
 from syncd.rclone.errors import Unreachable
 from syncd.rclone.rcd import Rclone
-from syncd.rclone.remote import Entry, Fatal, NotFound, RcloneRemote, Transient
+from syncd.rclone.remote import (
+    DELETED_AT_ONCE,
+    Entry,
+    Fatal,
+    NotFound,
+    RcloneRemote,
+    Transient,
+)
 
 NAMES = [
     "000001-log-12-ab",
@@ -36,7 +43,7 @@ def test_a_file_of_any_name_arrives_whole(place, make_file, tmp_path):
         assert place.remote.read(path, limit=10) == b"content\r\n\x00"
         place.remote.download(path, tmp_path / f"target-{number}", length=10)
         assert (tmp_path / f"target-{number}").read_bytes() == b"content\r\n\x00"
-        place.remote.delete(path)
+        place.remote.delete(f"writer-{number}", [name])
         assert place.remote.list(f"writer-{number}") == []
     assert not Path("run").exists()
 
@@ -85,8 +92,21 @@ def test_a_file_longer_than_the_limit_is_not_read(place, make_file):
 
 
 def test_removing_what_is_missing_is_no_error(place):
-    place.remote.delete("none")
+    place.remote.delete("none", ["none"])
+    place.remote.delete("", ["none"])
     place.remote.delete_folder("none")
+
+
+def test_the_files_that_are_named_are_removed_and_no_others(place, make_file):
+    kept = ["x", "*", "[ab]", "sub"]
+    doomed = [*NAMES, "?", "a", *(f"{number}" for number in range(DELETED_AT_ONCE))]
+    for name in (*kept[:-1], *doomed, "sub/a"):
+        place.remote.upload(make_file("source", b"1"), f"writer/{name}")
+    place.remote.upload(make_file("source", b"1"), "a")
+    place.remote.delete("writer", [*doomed, "none"])
+    assert sorted(entry.name for entry in place.remote.list("writer")) == sorted(kept)
+    assert [entry.name for entry in place.remote.list("writer/sub")] == ["a"]
+    assert {entry.name for entry in place.remote.list("")} == {"writer", "a"}
 
 
 def test_a_folder_is_removed_with_all_in_it(place, make_file):
@@ -268,7 +288,7 @@ def test_on_the_remotes_own_disk_nothing_is_copied(rclone, make_file, tmp_path):
     remote.download("object", tmp_path / "target", length=5)
     assert (tmp_path / "remote" / "object").samefile(source)
     assert (tmp_path / "target").samefile(source)
-    remote.delete("object")
+    remote.delete("", ["object"])
     assert (tmp_path / "target").read_bytes() == b"bytes"
 
 

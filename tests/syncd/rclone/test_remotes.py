@@ -14,7 +14,8 @@ from syncd.rclone.profiles import DRIVE, LOCAL, Profile
 from syncd.rclone.remote import NotFound, Transient
 from syncd.rclone.remotes import Lane, Remotes
 
-PATH = "w-000001-00000000/one"
+FOLDER = "w-000001-00000000"
+PATH = f"{FOLDER}/one"
 
 
 class Switched(Unreliable):
@@ -162,13 +163,13 @@ def test_what_is_deleted_is_deleted_on_both_and_one_that_fails_keeps_it_from_not
     fast, slow, remotes = trio
     for remote in (fast, slow):
         remote.put(PATH, b"body")
-    remotes.delete(PATH)
+    remotes.delete(FOLDER, ["one"])
     assert not fast.store.files
     assert not slow.store.files
     for remote in (fast, slow):
         remote.put(PATH, b"body")
     fast.switch(False)
-    remotes.delete(PATH)
+    remotes.delete(FOLDER, ["one"])
     assert fast.store.files
     assert not slow.store.files
 
@@ -181,7 +182,7 @@ def test_an_error_is_told_when_all_of_them_fail(trio):
         lambda: remotes.list(""),
         lambda: remotes.read(PATH, limit=1),
         lambda: upload(remotes),
-        lambda: remotes.delete(PATH),
+        lambda: remotes.delete(FOLDER, ["one"]),
         remotes.make_root,
         remotes.check,
     ):
