@@ -63,6 +63,7 @@ class _SpecFields:
     grace: float = DEFAULT_GRACE
     gpu: float = 0.0
     fence: str = ""
+    cut_off: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,8 @@ class AttemptSpec(_SpecFields):
     `line` is the queue's; `command` a string for `/bin/sh -c` or the arguments of a program;
     `environ` is added to the daemon's environment; `cwd` and `log` are absolute paths. `gpu` is the
     share of the GPU that it takes. `fence` is an absolute path, or "": the attempt must not start,
-    and ends, once there is a file.
+    and ends, once there is a file. `cut_off` is what became of the attempt before, where its own
+    part of the log has no end.
 
     Raises UsageError when a field has a value that no attempt could run with.
     """

@@ -357,6 +357,7 @@ class Runner:
                 grace=stage.grace,
                 gpu=stage.gpu,
                 fence=str(self.layout.fence),
+                cut_off=self._gone(entry) if entry.attempts else "",
             ),
         )
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from protocol.errors import DataError, ExitCode
-from protocol.logs import LogStart
+from protocol.logs import LogStart, one_line
 from protocol.publish import publish_json
 from syncd.platform import Identity
 from syncd.stages.attempt_files import (
@@ -115,7 +115,7 @@ def _supervise(tree: _Tree) -> None:
     try:
         spec = read_spec(tree.folder)
         log = LogFile(Path(spec.log))
-        log.line(_start_line(spec))
+        log.line(_opening(spec))
         begin = log.size()
         _note_gpus(tree.folder, spec)
         _adopt_strays()
@@ -322,11 +322,13 @@ def _environment(spec: AttemptSpec, folder: Path) -> dict[str, str]:
     return {k: v for k, v in {**os.environ, **mine}.items() if k not in SECRET_VARIABLES}
 
 
-def _start_line(spec: AttemptSpec) -> bytes:
+def _opening(spec: AttemptSpec) -> bytes:
+    """Return what opens the attempt's part of the log."""
+    before = f"{spec.run_id} attempt {spec.attempt - 1}"
+    cut_off = f"[syncd] {before} was cut off: {one_line(spec.cut_off)}\n" if spec.cut_off else ""
     command = spec.command if isinstance(spec.command, str) else shlex.join(spec.command)
-    return LogStart(
-        run_id=spec.run_id, attempt=spec.attempt, time=time.time(), command=command
-    ).line()
+    start = LogStart(run_id=spec.run_id, attempt=spec.attempt, time=time.time(), command=command)
+    return cut_off.encode() + start.line()
 
 
 def _folders(spec: AttemptSpec) -> list[str]:

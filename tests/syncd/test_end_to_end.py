@@ -156,6 +156,8 @@ def test_a_new_vm_goes_on_where_the_lost_one_was(ends: Ends) -> None:
     (ends.vm.layout.store / "go").touch()
     resumed = ends.ended(2)
     assert (resumed.result, resumed.attempt) == (Result.SUCCESS, 2)
+    told = f"\n[syncd] {resumed.run_id} attempt 1 was cut off: VM gone: w-000001-"
+    eventually(lambda: told in ends.laptop.layout.log("wait").read_text())
     ends.append("run:after")
     assert ends.ended(5).result is Result.SUCCESS
     assert sum(r.number == 1 and r.state is State.STARTED for r in ends.records()) == 1

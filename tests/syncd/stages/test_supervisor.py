@@ -449,6 +449,21 @@ cat {folder}/exit.json
     assert ended["cause"].startswith("disk full (exit 1)")
 
 
+# What it says of the attempt before
+
+
+def test_a_log_says_that_the_attempt_before_was_cut_off(tmp_path: Path) -> None:
+    folder = make(tmp_path, "true", attempt=2, cut_off="VM gone: w-1\nlast line: loss 0.3")
+    with supervisor(folder):
+        pass
+    told, start = (tmp_path / "pretrain.log").read_bytes().splitlines()[:2]
+    assert (
+        told
+        == f"[syncd] {RUN_ID} attempt 1 was cut off: VM gone: w-1\\nlast line: loss 0.3".encode()
+    )
+    assert isinstance(parse_log_line(start), LogStart)
+
+
 # Fencing
 
 
