@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# With its progress where somebody looks on.
+PIP = $(BIN)/python -m pip install $(if $(shell [ -t 2 ] && echo y),,--quiet) --disable-pip-version-check -c constraints.txt
 # Workers for the tests: one a core.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
@@ -27,11 +29,12 @@ $(VENV)/python:
 	@touch $@
 
 $(VENV)/demo-installed: $(VENV)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	@echo "installing what the demo needs into $(VENV), once: about 1 GB with torch, some minutes"
+	$(PIP) -e '.[demo]'
 	@touch $@
 
 $(VENV)/test-installed: $(VENV)/demo-installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]'
+	$(PIP) -e '.[demo,test]'
 	@touch $@
 
 demo: $(VENV)/demo-installed ## Run the main job on this machine, in demo/.
@@ -44,7 +47,7 @@ test-full: lint types ## The tests with their long forms.
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 fuzz: $(VENV)/test-installed ## Fuzz each parser for SECONDS, guided by coverage.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(PIP) -e '.[fuzz]'
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
 
 soak: $(VENV)/test-installed ## Kill it KILLS times (SEED=, SHARD=I/N, REMOTE=local or webdav).

@@ -258,8 +258,18 @@ class Runner:
             signal=ended.signal if ended else None,
             started=ended.started if ended else None,
         )
+        if state is State.ENDED:
+            self._tidy(entry.run_id)  # before: after it nobody looks there again
         self.journal.add(record)
         log.info("%s", record.told())
+
+    def _tidy(self, run_id: str) -> None:
+        """Remove what was being written for a run when who wrote it was killed; nobody is now.
+
+        Of an attempt that was never begun too: the folder is there, and the run ended before.
+        """
+        for folder in self.run_dir(run_id).glob("attempt-*"):
+            remove_leftovers(folder)
 
     def _end(self, entry: schedule.Entry, result: Result, cause: str) -> None:
         """End a command that has no process; one that had attempts keeps its result."""
@@ -384,8 +394,6 @@ class Runner:
             self._ended(message, record, seen.record)
             return False
         if self._giving_way and not attempt.was_started(seen):
-            if isinstance(seen, attempt.Vanished):
-                remove_leftovers(folder)
             return False
         if not isinstance(seen, attempt.NeverStarted):
             log.warning("%s lost its supervisor", message.run_id)
@@ -408,8 +416,6 @@ class Runner:
 
     def _ended(self, message: QueuedCommand, record: JournalRecord, ended: ExitRecord) -> None:
         """Record an attempt's end as the command's, unless another attempt follows."""
-        run_dir = self.run_dir(message.run_id)
-        remove_leftovers(attempt.attempt_dir(run_dir, record.attempt))  # nobody writes there now
         if self.layout.fence.exists():
             # How it goes on is for the worker that has taken over, which may still hear of what
             # this one records: it would take a stage that was ended by the fence for a run's end.
@@ -494,6 +500,10 @@ class Runner:
         alive = [entry for entry in self.entries if entry.alive]
         for entry in alive:
             attempt.request_stop(self._attempt_dir(entry), StopReason.FENCED)
+        for entry in self.entries:
+            # A supervisor that is just being started and misses a file of its own starts nothing.
+            if entry.state is not State.ENDED and not entry.alive:
+                self._tidy(entry.run_id)
         return not alive
 
 

@@ -74,12 +74,14 @@ class Tally:
         self.looks += value["looks"]
         self.seeds += value["seeds"]
 
-    def table(self) -> str:
-        """Return the kills by point, with what was counted beside."""
-        names = sorted(self.kills.keys() | self.points)
-        width = max(map(len, names), default=5)
-        lines = [f"{'point':<{width}}  kills"]
-        lines += [f"{name:<{width}}  {self.kills[name]:>5}" for name in names]
+    def table(self, *, points: bool) -> str:
+        """Return the kills by step, or by each of its points, with what was counted beside."""
+        kills: Counter[str] = Counter()
+        for name in self.kills.keys() | self.points:
+            kills[name if points else name.partition("@")[0]] += self.kills[name]
+        width = max(map(len, kills), default=5)
+        lines = [f"{'point' if points else 'step':<{width}}  kills"]
+        lines += [f"{name:<{width}}  {count:>5}" for name, count in sorted(kills.items())]
         hit = sum(1 for name in self.points if self.kills[name])
         lines.append(
             f"{self.episodes} episodes, {self.looks} looks, {len(self.points)} points met,"
@@ -194,6 +196,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--remote", choices=("local", "webdav"), default="local")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="side by side")
     parser.add_argument("--episode", type=int, help="repeat only this one")
+    parser.add_argument("--points", action="store_true", help="list the kills by point, not step")
     parser.add_argument("--json", type=Path, help="write the counts to this file")
     parser.add_argument("--add", type=Path, nargs="+", help="only add up such files")
     options = parser.parse_args(argv)
@@ -223,7 +226,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"\n{time.monotonic() - began:.0f} s; processor: {sum(os.times()[:4]):.0f} s")
     if options.json:
         options.json.write_text(json.dumps(tally.to_json(), indent=1))
-    print(tally.table())
+    print(tally.table(points=options.points))
     return 1 if tally.harm.total() else 0
 
 

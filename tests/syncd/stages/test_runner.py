@@ -20,6 +20,7 @@ from waiting import eventually
 from protocol.journal import JournalRecord
 from protocol.messages import Content, FileEntry, QueuedCommand
 from protocol.paths import Layout
+from protocol.publish import temporary_beside
 from protocol.snapshots import encode_snapshot
 from protocol.states import Result, State
 from syncd.delivery.contents import Contents
@@ -461,9 +462,24 @@ def test_giving_way_runs_no_attempt_that_had_not_begun(
     dead = Identity(4_000_000, "1", Identity.of(os.getpid()).boot)
     for seen in (attempt.NeverStarted(), attempt.Vanished(started=False)):
         assert attempt.observe(folder) == seen
+        half_written = temporary_beside(folder / "supervisor.json")
+        half_written.touch()  # of a supervisor that was killed there
         assert machine.runner.give_way()
+        assert not half_written.exists()
         (folder / "supervisor.json").write_text(json.dumps(vars(dead)))
     assert not machine.runs()
+
+
+def test_nothing_is_left_of_an_attempt_that_was_never_begun(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = between_retries(machine, monkeypatch)
+    half_written = temporary_beside(machine.folder(number, 2) / "spec.json")
+    half_written.parent.mkdir()
+    half_written.touch()  # of a daemon that was killed there
+    machine.append("stop:fail")
+    assert machine.ended(number).attempt == 1
+    assert not half_written.exists()
 
 
 def test_a_damaged_attempt_is_a_problem_of_its_own_alone(machine: Machine) -> None:
