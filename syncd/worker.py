@@ -29,6 +29,7 @@ from protocol.messages import (
 from protocol.publish import make_dirs, publish_json
 from protocol.states import State as CommandState
 from protocol.wire import Role, Writer
+from syncd.courtesy import COURTESY_SECONDS, Courtesy
 from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
 from syncd.delivery.files import LocalFiles, RemoteFiles
 from syncd.delivery.outgoing import WorkerOutgoing
@@ -71,6 +72,7 @@ class Worker(Daemon):
             make_dirs(folder)
         make_dirs(self.layout.runs, mode=0o700)
         self.contents.progressed = self.push_loop.wake.set
+        self.courtesy_loop = Loop("courtesy", self._show, lambda: self.every(HEARTBEAT_SECONDS))
         self.local = LocalFiles(self.state, root, self.contents)
         self.inherited = RemoteFiles(self.state, root, self.contents, wanted=lambda path: True)
         self.payloads = PayloadStore(
@@ -83,6 +85,7 @@ class Worker(Daemon):
         self.journal = JournalFile(self.state, self.layout.journal)
         self.results = ResultsFile(self.state, self.layout.results)
         self.last_heard = LastHeard(self.state)
+        self.courtesy = Courtesy((self.layout.status, self.layout.results), self.link.scratch)
         self.outgoing = WorkerOutgoing(
             layout=self.layout,
             state=self.state,
@@ -128,6 +131,10 @@ class Worker(Daemon):
             (self.layout.artifacts, self.bulk_loop),
         ]
 
+    def more_loops(self) -> list[Loop]:
+        # Where commands come from a plain file there, a person looks there for what became of them.
+        return [self.courtesy_loop] if self.settings.unsealed_lines else []
+
     # Loops
 
     def tick(self) -> None:
@@ -141,8 +148,12 @@ class Worker(Daemon):
             self._write_status()  # which tells why rounds fail
         if self.outgoing.has_records() or self.status.is_due():
             self.push_loop.wake.set()
+            self.courtesy_loop.wake.set()
         if self.runner.plan.actions:
             self.main_loop.wake.set()
+
+    def _show(self) -> None:
+        self.courtesy_loop.rest = COURTESY_SECONDS if self.courtesy.publish(self.remote) else 0.0
 
     def _may_start(self) -> bool:
         """Whether this worker knows enough to start anything."""

@@ -75,6 +75,9 @@ class Remote(Protocol):
         not be written to afterwards: on the same disk both may be one.
         """
 
+    def replace(self, source: Path, path: str) -> None:
+        """Make or overwrite the remote file `path`, which nothing relies on, from a local one."""
+
     def delete(self, folder: str, names: Sequence[str]) -> None:
         """Remove files of a folder; nothing when they are missing."""
 
@@ -186,14 +189,20 @@ class RcloneRemote:
         folder = self.local_path()
         if folder is not None and _linked(source, folder / path):
             return
+        # Without the check, a remote that allows two files of one name (Drive) would get them when
+        # an upload is tried again.
+        self._copy_there(source, path, check_target=self._profile.check_target)
+
+    def replace(self, source: Path, path: str) -> None:
+        self._copy_there(source.absolute(), path, check_target=True)
+
+    def _copy_there(self, source: Path, path: str, *, check_target: bool) -> None:
         params = {
             "srcFs": str(source.parent),
             "srcRemote": source.name,
             "dstFs": self.fs,
             "dstRemote": path,
-            # Without the check, a remote that allows two files of one name (Drive) would get
-            # them when an upload is tried again.
-            "_config": _transfer_config(check_target=self._profile.check_target),
+            "_config": _transfer_config(check_target=check_target),
         }
         size = source.stat().st_size if source.exists() else 0
         self._pace.wait()

@@ -211,6 +211,9 @@ class Remotes:
 
         self._any(upload)
 
+    def replace(self, source: Path, path: str) -> None:
+        self._all(lambda remote: remote.replace(source, path))
+
     def delete(self, folder: str, names: Sequence[str]) -> None:
         self._all(lambda remote: remote.delete(folder, names))
 

@@ -140,6 +140,9 @@ class FakeRemote:
             file.body = file.body[: self.faults.rng.randrange(len(file.body) + 1)]
             raise Transient("upload", path=path, why="cut short")
 
+    def replace(self, source: Path, path: str) -> None:
+        raise NotImplementedError("a courtesy of real ends")
+
     def delete(self, folder: str, names: Sequence[str]) -> None:
         for name in names:
             self._delete(f"{folder}/{name}")
@@ -207,6 +210,9 @@ class Unreliable:
 
     def upload(self, source: Path, path: str) -> None:
         self._call("upload", path, lambda: self.remote.upload(source, path))
+
+    def replace(self, source: Path, path: str) -> None:
+        self._call("replace", path, lambda: self.remote.replace(source, path))
 
     def delete(self, folder: str, names: Sequence[str]) -> None:
         for name in names:  # what goes wrong may do so with some of them gone

@@ -75,6 +75,20 @@ def test_a_worker_that_does_not_allow_unsealed_lines_refuses_them(ends: Ends, pl
         assert "no unsealed lines" in record.cause
     (ends.vm.layout.store / "go").touch()
     assert ends.ended(1).result is Result.SUCCESS
+    assert not (plain.parent / "status.txt").exists()
+
+
+def test_what_became_of_them_stands_beside_the_plain_queue(ends: Ends, plain: Path) -> None:
+    allow(ends.laptop)
+    allow(ends.vm)
+    status, results = (plain.parent / name for name in ("status.txt", "results.json"))
+    ends.laptop.start()
+    ends.vm.start()
+    eventually(status.exists, within=30)
+    plain.write_text("run:hello\n")
+    assert ends.ended(1).result is Result.SUCCESS
+    eventually(lambda: "hello.0001" in results.read_text(), within=30)
+    eventually(lambda: "hello.0001" in status.read_text(), within=30)
 
 
 def test_a_controller_that_does_not_allow_them_does_not_look(ends: Ends, plain: Path) -> None:

@@ -109,6 +109,13 @@ def test_the_files_that_are_named_are_removed_and_no_others(place, make_file):
     assert {entry.name for entry in place.remote.list("")} == {"writer", "a"}
 
 
+def test_a_file_that_is_replaced_has_the_new_content_and_stands_there_once(place, make_file):
+    for content in (b"old, and longer", b"new", b""):
+        place.remote.replace(make_file("source", content), "status.txt")
+        assert place.remote.list("") == [Entry("status.txt", len(content), False)]
+        assert place.remote.read("status.txt", limit=100) == content
+
+
 def test_a_folder_is_removed_with_all_in_it(place, make_file):
     for path in ("gone/a", "gone/deep/b", "kept/c"):
         place.remote.upload(make_file("source", b"1"), path)
