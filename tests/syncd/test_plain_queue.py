@@ -88,7 +88,7 @@ def test_what_became_of_them_stands_beside_the_plain_queue(ends: Ends, plain: Pa
     plain.write_text("run:hello\n")
     assert ends.ended(1).result is Result.SUCCESS
     eventually(lambda: "hello.0001" in results.read_text(), within=30)
-    eventually(lambda: "hello.0001" in status.read_text(), within=30)
+    eventually(lambda: "run:hello  " in status.read_text(), within=30)
 
 
 def test_a_controller_that_does_not_allow_them_does_not_look(ends: Ends, plain: Path) -> None:
