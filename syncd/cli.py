@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, validators
 
-from protocol.errors import DataError, ExitCode, RunFailedError, UsageError, UserError
+from protocol.errors import ConfigError, DataError, ExitCode, RunFailedError, UsageError, UserError
 from protocol.logs import parse_log_line
 from protocol.paths import Layout
 from protocol.queue import encode_script, parse_command, readable
@@ -106,7 +106,8 @@ def init(
         What rclone calls a remote and a path ("drive:syncd"), a local folder,
         or the URL that `syncd bridge` prints; else from $SYNCD_REMOTE.
     fallback
-        A further remote, for when those before do not answer; each gets everything.
+        A further remote, for when those before do not answer, each of which gets everything;
+        else from $SYNCD_FALLBACK.
     bridge
         Do without a remote of others: workers reach this folder through `syncd bridge`.
     folder
@@ -122,6 +123,7 @@ def init(
     rclone_config
         Another configuration file than rclone's own.
     """
+    from syncd.config import texts
     from syncd.setup import initialise
     from syncd.setup import rotate as rotate_key
 
@@ -148,7 +150,7 @@ def init(
         layout,
         role=role,
         remote=remote,
-        fallback=fallback,
+        fallback=fallback or texts("fallback", os.environ.get("SYNCD_FALLBACK", "")),
         key_file=key_file,
         unsealed=unsealed,
         rclone_config=rclone_config,
@@ -625,6 +627,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output has gone (`syncd logs pretrain | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.filename is None:
+            raise  # not of a place that the user gave: ours
+        logging.getLogger("syncd").debug("", exc_info=True)
+        told = ConfigError(
+            "use a file or folder", path=error.filename, why=error.strerror or str(error)
+        )
+        return _fail(str(told), told.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", ExitCode.INTERRUPTED)
     return ExitCode.OK

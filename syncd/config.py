@@ -32,6 +32,11 @@ from syncd.rclone.profiles import TYPES
 
 UNSEALED_FOLDER = "unsealed"
 _KEY = re.compile(r"syncd1\.(?P<folder>[0-9a-f]{16})\.(?P<secret>[A-Za-z0-9_-]{43}=)\Z")
+# What rclone takes: a rate, or one up and one down; at all times, or from some time of day on.
+_RATE = r"(?:off|\d+(?:\.\d+)?(?:b|[kmgtp](?:ib?)?)?)"
+_RATES = rf"{_RATE}(?::{_RATE})?"
+_FROM = r"(?:(?:mon|tue|wed|thu|fri|sat|sun)-)?\d\d:\d\d"
+_BWLIMIT = re.compile(rf"|{_RATES}|{_FROM},{_RATES}(?: {_FROM},{_RATES})*", re.IGNORECASE)
 _SECONDS = {"poll": (0.05, 3600.0), "idle_after": (0.0, 1e9)}  # 0 is allowed as well
 
 
@@ -46,10 +51,10 @@ class Settings:
     `rclone_config` another configuration file than rclone's own; `stages` are the only ones that
     this worker runs (empty: all) and `shell` whether it runs sh: lines; `unsealed_lines` lets the
     controller read a plain queue.txt in the remote's root, and the worker run what stood there:
-    both must; `bwlimit` is rclone's
-    ("1M", "off" when empty); `poll` is how often, in seconds, the remote is looked at while
-    something goes on (0: as its type bears), and `idle_after` for how long nothing has to go on
-    until it is looked at less often; `profile` is the type of remote that it is to be treated as.
+    both must; `unsealed` lets this end do without a key; `bwlimit` is rclone's ("1M", "off" when
+    empty); `poll` is how often, in seconds, the remote is looked at while something goes on (0: as
+    its type bears), and `idle_after` for how long nothing has to go on until it is looked at less
+    often; `profile` is the type of remote that it is to be treated as.
     """
 
     role: Role
@@ -59,6 +64,7 @@ class Settings:
     stages: tuple[str, ...] = ()
     shell: bool = True
     unsealed_lines: bool = False
+    unsealed: bool = False
     bwlimit: str = ""
     poll: float = 0.0
     idle_after: float = 600.0
@@ -146,9 +152,9 @@ def _convert(name: str, value: Any) -> Any:
     if name == "profile" and value not in ("", *TYPES):
         raise ValueError(_no_profile(value))
     if name in ("stages", "fallback"):
-        values = _texts(name, value)
+        values = texts(name, value)
         return tuple(canonical_stage(v) for v in values) if name == "stages" else values
-    if name in ("shell", "unsealed_lines"):
+    if name in ("shell", "unsealed_lines", "unsealed"):
         words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
         found = words.get(value.lower()) if isinstance(value, str) else value
         if not isinstance(found, bool):
@@ -158,6 +164,10 @@ def _convert(name: str, value: Any) -> Any:
         return _seconds(name, value)
     if not isinstance(value, str) or not value.isprintable():
         raise ValueError(f"{name} = {without_secrets(repr(value))} is not text of one line")
+    if name == "bwlimit" and not _BWLIMIT.fullmatch(value):
+        raise ValueError(
+            f"{name} = {value!r} is no rate: 1M is a MiB a second, 500k:2M up and down"
+        )
     return value
 
 
@@ -165,7 +175,8 @@ def _no_profile(value: Any) -> str:
     return f"profile = {value!r} is no type of remote that has one, as have {', '.join(TYPES)}"
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """Return a setting that is a list, given as one or as text with commas. Raises ValueError."""
     value = value.split(",") if isinstance(value, str) else value
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
         what = "stage names" if name == "stages" else "remotes"
@@ -252,6 +263,26 @@ class Key:
         """Write `.syncd/key`, for its owner alone."""
         make_private(layout)
         publish_bytes(layout.key, self.text().encode("ascii"), mode=0o600)
+
+
+def required_key(
+    layout: Layout, settings: Settings, environ: Mapping[str, str] = os.environ
+) -> Key | None:
+    """As `load_key`, None only where the settings say so: raises ConfigError otherwise.
+
+    An end does not fall back to unsealed objects because its key was left out: whoever can write
+    to the remote could then run code on a worker.
+    """
+    key = load_key(layout, environ)
+    if key is None and not settings.unsealed:
+        raise ConfigError(
+            "start this end",
+            path=layout.key,
+            why="there is no key",
+            hint="Set SYNCD_KEY to the text of the controller's .syncd/key, or keep a copy here by "
+            "`syncd init --key-file`; to go without, set unsealed = true at both ends.",
+        )
+    return key
 
 
 def load_key(layout: Layout, environ: Mapping[str, str] = os.environ) -> Key | None:

@@ -27,9 +27,9 @@ from protocol.wire import Writer
 from syncd.config import (
     Settings,
     drop_previous,
-    load_key,
     make_private,
     previous_sealer,
+    required_key,
     sealer,
 )
 from syncd.delivery.contents import Contents
@@ -221,7 +221,7 @@ class Daemon(ABC):
         self.remote = self._given_remote or self._reached_by_rclone(folders["rclone"], stack)
         if isinstance(self.remote, Remotes):
             self.remotes = self.remote
-        self._key = key = load_key(self.layout)
+        self._key = key = required_key(self.layout, self.settings)
         if key is None:
             log.warning("NOT SEALED: no key; whoever can write to the remote can run code.")
         self.sealed = key is not None

@@ -70,7 +70,11 @@ def initialise(
     known = load_settings(layout, {}, {}) if layout.settings.exists() else None
     others = tuple(map(_absolute, fallback))
     settings = Settings(
-        role=role, remote=_absolute(remote), fallback=others, rclone_config=rclone_config
+        role=role,
+        remote=_absolute(remote),
+        fallback=others,
+        rclone_config=rclone_config,
+        unsealed=unsealed,
     )
     if known is not None:
         settings = replace(
@@ -79,6 +83,7 @@ def initialise(
             remote=settings.remote,
             fallback=others or known.fallback,
             rclone_config=rclone_config or known.rclone_config,
+            unsealed=unsealed,
         )
     key = None if unsealed else _key(layout, role, key_file)
     if known is not None and (layout.private / "state.db").exists():

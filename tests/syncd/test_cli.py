@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from protocol.states import Result, State
 from protocol.status import Status
 from protocol.wire import Role
 from syncd.cli import main
+from syncd.config import Key, load_settings
 from syncd.log_parts import rotate
 from syncd.platform import exclusive_lock
 from syncd.setup import initialise
@@ -377,6 +379,32 @@ def test_init_makes_an_end_that_the_other_commands_find(command, tmp_path, monke
     monkeypatch.delenv("SYNCD_FOLDER")
     monkeypatch.chdir(folder / "serve")
     assert command("status", folder=None)[0] == 0
+
+
+def test_init_takes_the_remotes_from_the_environment(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNCD_REMOTE", "http://syncd:secret@127.0.0.1:1/objects")
+    monkeypatch.setenv("SYNCD_FALLBACK", f"{tmp_path}/drive, drive:x")
+    monkeypatch.setenv("SYNCD_KEY", Key.new().text())
+    assert command("init", "--role", "worker", folder=tmp_path / "vm")[0] == 0
+    settings = load_settings(Layout(tmp_path / "vm"), {}, {})
+    assert settings.remote == "http://syncd:secret@127.0.0.1:1/objects"
+    assert settings.fallback == (f"{tmp_path}/drive", "drive:x")
+
+
+def test_an_end_without_a_key_does_not_start(command, tmp_path):
+    words = ["watch", "--role", "worker", "--remote", str(tmp_path)]
+    code, _, errors = command(*words, folder=tmp_path / "vm")
+    assert (code, "there is no key" in errors) == (3, True)
+
+
+@pytest.mark.parametrize("name", ["in", ".syncd"])
+def test_a_place_that_cannot_be_used_is_named(command, laptop, name):
+    place = laptop.root / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.write_text("a file")
+    code, _, errors = command("watch")
+    assert (code, str(place) in errors, errors.count("\n")) == (3, True, 1)
 
 
 def test_a_worker_takes_its_key_from_standard_input(laptop, tmp_path):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import stat
+import subprocess
 import tomllib
 import traceback
+from dataclasses import replace
 
 import pytest
 
@@ -22,9 +24,11 @@ from syncd.config import (
     make_private,
     previous_sealer,
     read_key,
+    required_key,
     sealer,
     toml_text,
 )
+from syncd.rclone.binary import find_rclone
 
 # For each setting: as a flag, in the environment, in the file, and what each then is.
 CASES = {
@@ -34,6 +38,7 @@ CASES = {
     "stages": ((("pretrain",), "Pre Train, gate", '["Pre Train"]'), None),
     "shell": ((False, "no", "false"), False),
     "unsealed_lines": ((True, "yes", "true"), True),
+    "unsealed": ((True, "yes", "true"), True),
     "bwlimit": (("1M", "1M", '"1M"'), "1M"),
     "poll": ((2.5, "2.5", "2.5"), 2.5),
     "idle_after": ((60.0, "60", "60"), 60.0),
@@ -51,6 +56,35 @@ def layout(tmp_path):
 def write(layout, **settings):
     lines = [f"{name} = {text}\n" for name, text in settings.items()]
     layout.settings.write_text("".join(lines), "utf-8")
+
+
+@pytest.mark.parametrize(
+    "rate",
+    ["", "off", "0", "10", "1M", "1.5G", "10b", "1Mi", "500k:2M", "off:1M", "08:00,512k 23:30,off",
+     "Mon-00:00,512 Fri-23:59,10M:off"],
+)  # fmt: skip
+def test_rclone_takes_each_rate_that_we_take(layout, rate):
+    write(layout, role='"worker"', remote='"d:"', bwlimit=f'"{rate}"')
+    assert load_settings(layout, {}, {}).bwlimit == rate
+    command = [find_rclone(), "version", *(["--bwlimit", rate] if rate else [])]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("rate", ["fast", "1M:", "5Mib/s", "-1", "1 M", "8:00,1M", "1M,2M"])
+def test_a_rate_that_is_none_is_named(layout, rate):
+    write(layout, role='"worker"', remote='"d:"', bwlimit=f'"{rate}"')
+    with pytest.raises(ConfigError, match=f"bwlimit = '{rate}' is no rate: 1M is a MiB a second"):
+        load_settings(layout, {}, {})
+
+
+def test_an_end_without_a_key_starts_only_where_the_settings_say_so(layout):
+    sealed = Settings(role=Role.WORKER, remote="d:")
+    with pytest.raises(ConfigError, match="there is no key"):
+        required_key(layout, sealed, {"SYNCD_KEY": ""})
+    assert required_key(layout, replace(sealed, unsealed=True), {}) is None
+    key = Key.new()
+    assert required_key(layout, sealed, {"SYNCD_KEY": key.text()}) == key
+    assert required_key(layout, replace(sealed, unsealed=True), {"SYNCD_KEY": key.text()}) == key
 
 
 def test_every_setting_has_a_case():

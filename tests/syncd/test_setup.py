@@ -117,6 +117,11 @@ def test_an_unsealed_end_says_so_loudly(layout):
     told = initialise(layout, role=Role.WORKER, remote="drive:syncd", unsealed=True)
     assert "NOT SEALED" in told
     assert load_key(layout, {}) is None
+    assert load_settings(layout, {}, {}).unsealed
+    key = layout.root / "key"
+    key.write_text(Key.new().text())
+    initialise(layout, role=Role.WORKER, remote="drive:syncd", key_file=key)
+    assert not load_settings(layout, {}, {}).unsealed
 
 
 def test_unsealed_is_refused_where_a_key_would_be_used_all_the_same(layout, tmp_path):
