@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from protocol.errors import ConfigError, UserError
+from protocol.errors import ConfigError, RemoteError, UserError
 from protocol.messages import Message
 from protocol.paths import Layout
 from protocol.publish import make_dirs, remove_leftovers
@@ -288,7 +288,11 @@ class Daemon(ABC):
                 # The loops start all the same: there may be stages to be stopped.
                 self.fence(error)
                 return
-            except Transient as error:
+            except RemoteError as error:
+                # One of several that wants a person keeps the others from nothing.
+                lasting = not isinstance(error, Transient)
+                if lasting and not (self.link.joined and self.remotes):
+                    raise
                 log.warning("%s", error)
                 if self.link.joined:
                     return

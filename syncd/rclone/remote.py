@@ -118,8 +118,8 @@ class RcloneRemote:
         self._treat_as = treat_as
         self._rclone = rclone
 
-    def __repr__(self) -> str:
-        return f"RcloneRemote({shown(self._name)!r})"
+    def __str__(self) -> str:
+        return shown(self._name)
 
     @cached_property
     def fs(self) -> str:

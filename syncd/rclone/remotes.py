@@ -13,6 +13,7 @@ and then only, unless it shows what no faster one does.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import threading
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from protocol.errors import DataError, RemoteError
+from protocol.wire import ObjectName
 from syncd.rclone.errors import NotFound
 from syncd.rclone.profiles import Profile
 from syncd.rclone.remote import Entry, Remote
@@ -36,7 +38,7 @@ RETRY_SECONDS = (1.0, 30.0)
 
 
 class Lane:
-    """One of the remotes, and how it does. There may be several ways to it."""
+    """One of the remotes, and how it does. There may be another way to it than the one given."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
@@ -52,21 +54,35 @@ class Lane:
         """Whether it answered when it was last asked."""
         return self.failures == 0
 
+    @property
+    def ways(self) -> int:
+        """How many ways to it there are."""
+        return len(self._ways)
+
     def add_way(self, remote: Remote) -> None:
-        """Have it reached in another way too, which is tried next if it does not answer."""
-        self._ways.append(remote)
-        if not self.up:
+        """Have it reached in another way too, which is tried next if it does not answer.
+
+        The one given stays, and any between is forgotten: a tunnel may have had many URLs.
+        """
+        self._ways = [self._ways[0], remote]
+        if not self.up or self.remote not in self._ways:
             self.remote, self.retry_at = remote, 0.0
 
-    def note_failure(self, now: float) -> None:
+    def note_failure(self, failed: Remote, now: float) -> None:
         """Leave it alone for a while, the longer the more often it has failed, and try another
         way then."""
         least, most = RETRY_SECONDS
         self.retry_at = now + min(least * 2**self.failures, most)
         self.failures = min(self.failures + 1, 10)
         self.listed.clear()
-        after = self._ways.index(self.remote) + 1
-        self.remote = self._ways[after % len(self._ways)]
+        if self.remote is failed:  # else another thread has found out before
+            self.remote = self._ways[1 - self._ways.index(failed) if self.ways > 1 else 0]
+
+
+def _is_right(path: str, digest: hashlib._Hash) -> bool:
+    """Whether an object has the hash that its name says; what is no object of ours, always."""
+    name = ObjectName.parse(path.rpartition("/")[2])
+    return name is None or digest.hexdigest() == name.sha256
 
 
 class Remotes:
@@ -99,42 +115,45 @@ class Remotes:
         now = time.monotonic()
         for lane in self.lanes:
             if not lane.up and lane.retry_at <= now:
-                with contextlib.suppress(RemoteError), self._watched(lane):
-                    lane.remote.check()
+                for _ in range(lane.ways):
+                    with contextlib.suppress(RemoteError), self._watched(lane) as remote:
+                        remote.check()
+                        break
 
     @contextlib.contextmanager
-    def _watched(self, lane: Lane) -> Iterator[None]:
-        """Take note of how a call to a remote went."""
+    def _watched(self, lane: Lane) -> Iterator[Remote]:
+        """Yield a remote, and take note of how a call to it went."""
+        remote = lane.remote
         try:
-            yield
+            yield remote
         except NotFound:
-            self._note(lane, None)
+            self._note(lane, remote, None)
             raise
         except RemoteError as error:
-            self._note(lane, error)
+            self._note(lane, remote, error)
             raise
-        self._note(lane, None)
+        self._note(lane, remote, None)
 
-    def _note(self, lane: Lane, error: RemoteError | None) -> None:
+    def _note(self, lane: Lane, remote: Remote, error: RemoteError | None) -> None:
         with self._lock:
             was_up, before = lane.up, self.first
             if error is None:
                 lane.failures = 0
             else:
-                lane.note_failure(time.monotonic())
+                lane.note_failure(remote, time.monotonic())
             now_first = self.first
         if was_up and error is not None:
-            log.warning("%r: %s", lane.remote, error)
+            log.warning("%s", error)
         if now_first != before:
-            log.info("what is sent goes to %r first", self.lanes[now_first].remote)
+            log.info("what is sent goes to %s now", self.lanes[now_first].remote)
 
     def _any(self, call: Callable[[Remote], T]) -> T:
         """Return what the first that can says."""
         last: RemoteError | None = None
         for lane in self._usable():
             try:
-                with self._watched(lane):
-                    return call(lane.remote)
+                with self._watched(lane) as remote:
+                    return call(remote)
             except RemoteError as error:
                 last = error
         assert last is not None
@@ -146,8 +165,8 @@ class Remotes:
         lanes = self._usable()
         for lane in lanes:
             try:
-                with self._watched(lane):
-                    call(lane.remote)
+                with self._watched(lane) as remote:
+                    call(remote)
             except RemoteError as error:
                 errors.append(error)
         if len(errors) == len(lanes):
@@ -163,24 +182,24 @@ class Remotes:
         calm = now > lane.alert_until
         if faster and now - when < (profile.idle_poll_seconds if calm else profile.poll_seconds):
             return entries
-        with self._watched(lane):
-            entries = lane.remote.list(folder)
+        with self._watched(lane) as remote:
+            entries = remote.list(folder)
         lane.listed[folder] = (now, entries)
         return entries
 
     def read(self, path: str, *, limit: int) -> bytes:
-        """Return what the first has that has all of it; the most there is otherwise."""
+        """Return what the first has that has it right; the most there is otherwise."""
         bodies: list[bytes] = []
-        last: RemoteError | None = None
+        last: RemoteError | DataError | None = None
         for lane in self._usable():
             try:
-                with self._watched(lane):
-                    body = lane.remote.read(path, limit=limit)
-            except RemoteError as error:
+                with self._watched(lane) as remote:
+                    body = remote.read(path, limit=limit)
+            except (RemoteError, DataError) as error:
                 # One that cannot be reached may have it, so it is not known to be gone.
                 last = error if last is None or isinstance(last, NotFound) else last
                 continue
-            if len(body) == limit:
+            if len(body) == limit and _is_right(path, hashlib.sha256(body)):
                 return body
             bodies.append(body)
         if bodies:
@@ -189,13 +208,18 @@ class Remotes:
         raise last
 
     def download(self, path: str, target: Path, *, length: int) -> None:
-        """Take it from the first that has all of it."""
+        """Take it from the first that has it right."""
         last: RemoteError | DataError | None = None
         for lane in self._usable():
             try:
-                with self._watched(lane):
-                    lane.remote.download(path, target, length=length)
-                return
+                with self._watched(lane) as remote:
+                    remote.download(path, target, length=length)
+                with open(target, "rb") as file:
+                    if _is_right(path, hashlib.file_digest(file, "sha256")):
+                        return
+                target.unlink()
+                why = "it is not what its name says"
+                raise DataError("read from the remote", path=f"{remote}/{path}", why=why)
             except (RemoteError, DataError) as error:
                 # As in `read`: one that cannot be reached, or lacks some of it now, may have it.
                 last = error if last is None or isinstance(last, NotFound) else last

@@ -43,7 +43,7 @@ class TwoRemotes:
         self.vm = End(Layout(folder / "vm"))
         self.vm.arguments = ["--role", "worker", "--fallback", "other:"]
         self.ends.vms.append(self.vm)
-        self._config = config
+        self.config = config
         self.vm.environ = {
             "SYNCD_REMOTE": worker_remote(self.url(), self.bridge.password),
             "SYNCD_RCLONE_CONFIG": str(config),
@@ -132,6 +132,22 @@ def test_a_new_worker_goes_on_from_the_other_remote_while_the_laptop_is_off(two)
     two.ends.laptop.start()
     assert two.ends.ended(2, seconds=120).result is Result.SUCCESS
     assert two.ends.journal()[1].result is Result.SUCCESS
+
+
+def test_ends_start_again_while_the_other_remote_wants_a_person(two):
+    ends = (two.ends.laptop, two.vm)
+    for end in ends:
+        end.start()
+    run(two, 1)
+    for end in ends:
+        assert end.stop() == 0
+    config = two.config.read_text()
+    two.config.write_text("")  # a Drive whose token has expired, say: no trying again helps
+    for end in ends:
+        end.start()
+    run(two, 2)
+    assert "other:" in two.vm.output.read_text()
+    two.config.write_text(config)
 
 
 def test_a_bridge_that_stands_still_keeps_no_stage_waiting(two):

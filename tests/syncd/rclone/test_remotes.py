@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from pathlib import Path
 
 import pytest
 from fake_remote import FakeRemote, Faults, Store, Unreliable
 
-from protocol.errors import RemoteError
+from protocol.errors import DataError, RemoteError
+from protocol.wire import Kind, ObjectName
 from syncd.rclone import remotes as module
 from syncd.rclone.profiles import DRIVE, LOCAL, Profile
 from syncd.rclone.remote import NotFound, Transient
-from syncd.rclone.remotes import Lane, Remotes
+from syncd.rclone.remotes import RETRY_SECONDS, Lane, Remotes
 
 FOLDER = "w-000001-00000000"
 PATH = f"{FOLDER}/one"
@@ -222,6 +224,63 @@ def test_another_way_to_the_first_is_tried_when_it_does_not_answer(trio, clock):
     remotes.probe()
     upload(remotes, f"{PATH}2")
     assert list(fast.store.files) == [f"{PATH}2"]
+
+
+def test_the_newest_way_and_the_one_given_are_tried_each_time_and_none_between(trio, clock):
+    fast, _, remotes = trio
+    lane, ways = remotes.lanes[0], [Switched() for _ in range(20)]
+    for way in ways:
+        for other in (fast, *ways):
+            other.switch(False)
+        remotes.list("")
+        way.switch(True)
+        lane.add_way(way)
+        remotes.probe()
+        assert lane.remote is way
+    assert lane.ways == 2
+    ways[-1].switch(False)
+    for _ in range(20):
+        remotes.list("")
+        clock.now += 100.0
+        remotes.probe()
+    ways[-1].switch(True)
+    clock.now += RETRY_SECONDS[1]
+    remotes.probe()
+    assert lane.up
+    upload(remotes)
+    assert list(ways[-1].store.files) == [PATH]
+
+
+def test_two_calls_that_fail_at_once_do_not_skip_a_way(trio):
+    fast, _, remotes = trio
+    lane, moved = remotes.lanes[0], Switched()
+    lane.add_way(moved)
+    for _ in range(2):
+        lane.note_failure(fast, 0.0)
+    assert lane.remote is moved
+
+
+def test_an_object_that_is_damaged_on_one_is_read_from_another(trio, tmp_path):
+    fast, slow, remotes = trio
+    body = b"what it should be"
+    name = ObjectName(1, Kind.CHUNK, len(body), hashlib.sha256(body).hexdigest())
+    path = f"{FOLDER}/{name}"
+    fast.put(path, bytes(len(body)))  # of the right length, as a power cut may leave it
+    slow.put(path, body)
+    assert remotes.read(path, limit=len(body)) == body
+    remotes.download(path, tmp_path / "target", length=len(body))
+    assert (tmp_path / "target").read_bytes() == body
+    slow.switch(False)
+    with pytest.raises(DataError, match="not what its name says"):
+        remotes.download(path, tmp_path / "other", length=len(body))
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_object_that_is_too_long_on_one_is_read_from_another(trio):
+    fast, slow, remotes = trio
+    fast.put(PATH, b"body and more")
+    slow.put(PATH, b"body")
+    assert remotes.read(PATH, limit=4) == b"body"
 
 
 def test_the_last_is_where_workers_meet(trio):
