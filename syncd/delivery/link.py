@@ -233,6 +233,7 @@ class Link:
         with self.state.transaction():
             if self.peers.inherits() != said:
                 self._enclose([self._hello()])
+                self.state.put("hello_seq", self.last_seq())
             self.state.put("joined", True)
 
     def _read_predecessors(self) -> None:
@@ -352,6 +353,8 @@ class Link:
             if self._apply_state(writer, state):
                 following = self._apply_packs(writer, packs, state.seq + 1, last)
                 break
+            if self.peers.has_more_before(writer):
+                return True  # as its hello says; once that is read, this state is read again
         return following > first
 
     def _apply_packs(
@@ -437,6 +440,12 @@ class Link:
         """Apply a state: message by message, since each may come twice and some fetch chunks."""
         messages = self._read(writer, name)
         if messages is None:
+            return False
+        with self.state.transaction():
+            for message in messages:
+                if isinstance(message, Hello):
+                    self._take(writer, message)
+        if self.peers.has_more_before(writer):
             return False
         with self.state.transaction():
             self.incoming.restart(writer, messages)
@@ -529,7 +538,10 @@ class Link:
         if writer is None or not (forced or due):
             return []
         self._ack_due, self._not_acked = None, 0
-        seq = self.peers.cursor(writer)[0] - 1
+        # It is heard, which fences those before it. But what is acknowledged is a sign for it that
+        # nobody needs their folders any more.
+        behind = self.peers.has_more_before(writer)
+        seq = 0 if behind else self.peers.cursor(writer)[0] - 1
         if [str(writer), seq] == self.state.get("acked"):
             return []
         self.state.put("acked", [str(writer), seq])
@@ -593,8 +605,10 @@ class Link:
         )
 
     def _may_sweep(self) -> bool:
-        """Whether nobody needs the folders of predecessors: the other end reads them first."""
-        return self.acked() > 0 or not self.peers.known(self.role)
+        """Whether nobody needs the folders of predecessors: the other end acknowledges our last
+        hello once it has read what that says of them."""
+        heard = self.acked() >= int(self.state.get("hello_seq", 1))
+        return heard or not self.peers.known(self.role)
 
     def _sweep(self, writer: Writer, seq: int | None, keep: str) -> None:
         """Delete what a state of ours, `keep`, stands for: packs up to `seq`, states, chunks."""

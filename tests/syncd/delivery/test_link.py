@@ -243,6 +243,59 @@ def test_a_state_takes_the_place_of_packs(cast: Cast, monkeypatch: pytest.Monkey
     assert not laptop.link.compact()
 
 
+def test_a_predecessor_stays_until_the_other_end_has_read_what_counts_of_it(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only until it has heard of the successor: it may be killed between the two."""
+    monkeypatch.setattr("syncd.delivery.link.STATE_PACKS", 3)
+    laptop, old = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    old.say("x")
+    assert laptop.listen() == ["x"]
+    old.say("y", "z")
+    new = cast.opened(Role.WORKER)
+    new.say(*"abcd")
+    # As far as the new one's hello: what is left of the old one comes next.
+    laptop.link.discover()
+    assert laptop.link._pull_writer(new.link.writer, 1, None)
+    laptop.say("to be acknowledged along with")
+    new.listen()
+    new.say(*"efgh")
+    new.link.compact()
+    assert laptop.listen()[:3] == ["x", "y", "z"]
+    laptop.say("again")
+    new.listen()
+    new.say(*"ijkl")
+    assert new.link.compact()
+    assert not old.folder.exists()
+
+
+def test_a_predecessor_stays_until_its_successors_last_hello_was_heard(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syncd.delivery.link.STATE_PACKS", 3)
+    laptop, old, new = (
+        cast.opened(Role.CONTROLLER),
+        cast.opened(Role.WORKER),
+        cast.new(Role.WORKER),
+    )
+    old.say("x")
+    send = new.link._send_packs
+
+    def late() -> None:
+        old.say("y")
+        send()
+        new.link._send_packs = send  # type: ignore[method-assign]
+        assert laptop.listen() == ["x"]
+        laptop.say("to be acknowledged along with")
+
+    new.link._send_packs = late  # type: ignore[method-assign]
+    new.link.open()
+    new.listen()
+    new.say(*"abcd")
+    new.link.compact()
+    assert laptop.listen() == ["x", "y", *"abcd"]
+
+
 def test_a_forged_state_does_not_keep_the_true_one_away(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
