@@ -13,6 +13,9 @@ from protocol.states import Result
 BAR_WIDTH = 24
 GONE_AFTER_SECONDS = 90.0
 GONE_AFTER_HEARTBEATS = 3
+# What waits is told from so much or so long on: a line or two are always on their way.
+TOLD_AFTER_SECONDS = 2.0
+TOLD_FROM_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +99,10 @@ def render_status(status: Status, *, now: float) -> str:
     lines += ["", f"disk free {size(status.disk_free)}"]
     lines += [f"{name} {value}" for name, value in status.machine.items()]
     if status.unsent_bytes and status.unsent_since is not None:
-        waited = duration(status.time - status.unsent_since)
-        lines.append(f"to be sent {size(status.unsent_bytes)}, waiting for {waited}")
+        waited = status.time - status.unsent_since
+        if waited >= TOLD_AFTER_SECONDS or status.unsent_bytes >= TOLD_FROM_BYTES:
+            told = f"to be sent {size(status.unsent_bytes)}, waiting for {duration(waited)}"
+            lines.append(told)
     return "".join(f"{one_line(line)}\n" for line in lines)
 
 

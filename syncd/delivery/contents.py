@@ -73,6 +73,7 @@ class Contents:
         self._hinted = -math.inf
         # Called when more of a content that the other end waits for has reached the remote.
         self.progressed: Callable[[], None] = lambda: None
+        self.uploaded = 0  # bytes of what the last upload was, or is, about
 
     def receive(self, content: Content) -> None:
         """Keep what a message says of a content. Raises RefusedError when its blob is another."""
@@ -136,10 +137,12 @@ class Contents:
         if (first := next(wanted, None)) is None:
             return {}
         upload = Upload(self._link().chunks, self._begun)
+        self.uploaded = 0
         for parts in upload.run(itertools.chain([first], wanted)):
             with self._state.transaction():
                 for part in parts:
                     self._add(part)
+                    self.uploaded += part.length
             self.progressed()
         return upload.failed
 

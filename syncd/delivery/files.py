@@ -131,6 +131,7 @@ class LocalFiles:
         self.growing: list[str] = []
         self.problems: dict[str, str] = {}
         self.unsettled = False  # whether the last scan left files for the next one
+        self._uploading = 0  # bytes of what a scan has found and is bringing to the remote
 
     def scan(self, is_final: Callable[[str], bool] = lambda path: False) -> bool:
         """Look for files that changed and bring their contents to the remote; may take long.
@@ -157,7 +158,11 @@ class LocalFiles:
                     changed.append(found)
             except RefusedError as error:
                 problems[one_line(found.path)] = f"not sent: {error}"
-        news = self._bring(changed, problems)
+        self._uploading, self._contents.uploaded = sum(found.size for found in changed), 0
+        try:
+            news = self._bring(changed, problems)
+        finally:
+            self._uploading = 0
         self.growing, self.problems = growing, problems
         with self._state.transaction():
             for found, sha256 in news:
@@ -302,9 +307,10 @@ class LocalFiles:
         return any(path.startswith(prefixes) for (path,) in rows)
 
     def unsent(self) -> int:
-        """How many bytes of files wait to be announced."""
+        """How many bytes of files are on their way, or wait to be announced."""
         row = self._state.row("SELECT COALESCE(SUM(size), 0) FROM local_files WHERE sent = 0")
-        return int(row[0]) if row else 0
+        on_their_way = max(0, self._uploading - self._contents.uploaded)
+        return on_their_way + (int(row[0]) if row else 0)
 
 
 class RemoteFiles:

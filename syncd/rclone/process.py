@@ -69,18 +69,25 @@ class RcloneProcess(Child):
         if self.closed:
             why = self.failure or "it was closed"
             raise Fatal("start rclone", path=self.folder, why=why)
-        why = self.failure or f"it was not ready within {timeout:.0f} s"
+        late = "it is about to be closed" if self.hurried else f"not ready within {timeout:.0f} s"
+        why = self.failure or late
         raise Transient("start rclone", path=self.folder, why=why)
 
     def prepare(self) -> None:
         self.endpoint.clear()
+
+    def tidy(self) -> None:
+        self.endpoint.remove()
 
     def command(self) -> list[str]:
         argv = [str(self._binary), "rcd", *self.endpoint.flags(), *_FLAGS]
         if self._config is not None:
             argv += ["--config", str(self._config)]
         if self._bwlimit:
-            argv += ["--bwlimit", self._bwlimit]
+            # Bytes are let through in the order in which they were asked for, and a read-ahead asks
+            # for MiBs at once: with it a status waited for half a minute at 200 KiB/s, without for
+            # little more than a second (docs/benchmarks.md).
+            argv += ["--bwlimit", self._bwlimit, "--buffer-size", "0"]
         return argv
 
     def environ(self) -> Mapping[str, str]:

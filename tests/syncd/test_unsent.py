@@ -81,6 +81,33 @@ def test_both_ends_tell_what_waits_while_the_remote_stands_still(
     ends.ended(4)
 
 
+def test_a_file_that_is_on_its_way_waits_to_be_sent(
+    far_ends: Ends,
+) -> None:
+    ends = far_ends
+    ends.serve(
+        stages=f"""
+[stages.make]
+command = "head -c {8 * 2**20} /dev/urandom > $SYNCD_ARTIFACT_DIR/weights"
+gpu = 0
+"""
+    )
+    vm = ends.new_vm()
+    vm.environ["SYNCD_BWLIMIT"] = "1M"
+    ends.laptop.start()
+    vm.start()
+    ends.append("run:make")
+    told = eventually(
+        lambda: (
+            (f := waiting(vm.layout.private / "status.json")) and f["unsent_bytes"] > 2**20 and f
+        ),
+        within=60,
+        what="the worker tells of nothing",
+    )
+    assert told["unsent_bytes"] <= 9 * 2**20
+    assert "to be sent" in vm.layout.status.read_text()
+
+
 def waiting(status: Path) -> dict[str, float] | None:
     """A worker's status once it tells of much that waits."""
     found = json.loads(status.read_text()) if status.exists() else {}

@@ -35,6 +35,9 @@ def test_uploads_and_downloads_keep_to_their_limit(
     with Rclone(tmp_path / "rclone", config=rclone_config, bwlimit=limit) as rclone:
         told = rclone.call("core/bwlimit", {}, 10)
         assert (told["bytesPerSecondTx"], told["bytesPerSecondRx"]) == (up, down)
+        # A read-ahead would ask for its bytes before what is small and in a hurry.
+        ahead = rclone.call("options/get", {}, 10)["main"]["BufferSize"]
+        assert (ahead == 0) is bool(limit)
         remote = RcloneRemote(rclone, webdav.fs("there"))
         began = time.monotonic()
         remote.upload(source, "object")
