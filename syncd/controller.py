@@ -399,7 +399,7 @@ class Controller(Daemon):
 
     def _write_problems(self) -> None:
         """Say what is wrong at this end, where `syncd status` finds it, when that has changed."""
-        found = [*self.problems.values(), *self.refusals()]
+        found = [*dict.fromkeys(self.problems.values()), *self.refusals()]
         if self.link.keys.previous is not None:
             found.append(ROTATING)
         parts = (self.joins.problems, self.files.problems, self.served.problems, self._unwritten)

@@ -320,7 +320,8 @@ class Worker(Daemon):
         )
 
     def _all_problems(self) -> list[str]:
-        found = [*self.problems.values(), *self.runner.problems.values(), *self.refusals()]
+        loops = dict.fromkeys(self.problems.values())  # of two that meet the same, one tells
+        found = [*loops, *self.runner.problems.values(), *self.refusals()]
         for kept in (self.outgoing.problems(), self.local.problems, self.inherited.problems):
             found += [f"{path}: {why}" for path, why in kept.items()]
         missing = len(self.inherited.missing())

@@ -10,12 +10,15 @@ protocol.errors.RemoteError
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import RemoteError
+
+log = logging.getLogger("syncd")
 
 _LONGEST = 400
 NOBODY_ANSWERS = (
@@ -112,10 +115,15 @@ def from_answer(what: str, where: str, status: int, body: bytes) -> RemoteError:
         why = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         why = body.decode("utf-8", "replace") or f"rclone answered {status}"
-    why = without_secrets(" ".join(why.split()))[:_LONGEST]
-    for rule in _RULES:
-        if rule.pattern.search(why):
-            return rule.error(what, path=where or None, why=why, hint=rule.hint)
+    why = without_secrets(" ".join(why.split()))
+    rule = next((rule for rule in _RULES if rule.pattern.search(why)), None)
+    if rule and rule.error is Unreachable:
+        # The same whatever was wanted of it, so that it is told once; the rest is for experts.
+        log.debug("%s: %s: %s", what, where, why)
+        what, where, why = "reach the remote", _OBJECT.sub("", where), why.rpartition(": ")[2]
+    where, why = _HASH.sub(r"\1…", where), _HASH.sub(r"\1…", why)[:_LONGEST]
+    if rule:
+        return rule.error(what, path=where or None, why=why, hint=rule.hint)
     if status == 400:
         return Fatal(what, path=where or None, why=why)
     return Transient(what, path=where or None, why=why)
@@ -139,6 +147,8 @@ def without_secrets(text: str) -> str:
     return _PASSWORD.sub(r"\1...", _CREDENTIALS.sub(r"\1", text))
 
 
+_OBJECT = re.compile(r"/?\b[cw]-\d{6}-[0-9a-f]{8}(/.*)?$")  # one of ours, or its writer's folder
+_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{56}\b")
 _URL_OPTION = re.compile(r"\burl='((?:[^']|'')*)'")
 _CREDENTIALS = re.compile(r"(https?://)[^/\s\"']*@", re.IGNORECASE)
 _PASSWORD = re.compile(r"(\bpass=)('(?:[^']|'')*'|[^,:\s]*)")

@@ -203,9 +203,13 @@ def test_a_server_that_was_away_at_first_is_used_once_it_is_there(server, rclone
     rclone_config.write_text(server.section("there"))
     remote = RcloneRemote(rclone, server.fs("there"))
     server.kill()
-    for _ in range(2):
-        with pytest.raises(Unreachable, match="Nobody answers there"):
-            remote.list("")
+    object_path = f"w-000001-7f3a9c02/000000000001-pack-9-{64 * 'a'}"
+    told = set()
+    for call in (lambda: remote.list(""), lambda: remote.read(object_path, limit=9)):
+        with pytest.raises(Unreachable, match="Nobody answers there") as error:
+            call()
+        told.add(str(error.value))
+    assert len(told) == 1, "a remote that is away is told of once, whatever was wanted of it"
     server.start()
     tried_until(remote.make_root)
     remote.check()
