@@ -73,10 +73,13 @@ class Status:
     heartbeat: float = 0.0
 
 
-def render_status(status: Status, *, now: float) -> str:
-    """Return `status.txt`. `now` is the reader's clock, which says how old the heartbeat is."""
+def render_status(status: Status, *, now: float, ago: bool = False) -> str:
+    """Return `status.txt`. `now` is the reader's clock, which says how old the heartbeat is; it is
+    told of any, if `ago`, which is no use in a file that is read later."""
     age = max(now - status.time, 0.0)
     lines = [f"worker {status.worker} on {status.host}, as of {stamp(status.time)}"]
+    if ago and age >= TOLD_AFTER_SECONDS:
+        lines[0] += f", {duration(age)} ago"
     if status.leaving:
         lines.append(f"The worker has left: {status.leaving}")
     elif age > gone_after(status):

@@ -127,7 +127,7 @@ def print_status(
         numbers = {view.number for view in newest if view.state is State.ENDED}
         rest = replace(worker, ended=tuple(e for e in worker.ended if e.number not in numbers))
         now = time.time() if age is None else worker.time + age
-        console.print(Text(render_status(rest, now=now)), end="", soft_wrap=True)
+        console.print(Text(render_status(rest, now=now, ago=True)), end="", soft_wrap=True)
 
 
 def _print_commands(commands: Sequence[CommandView], *, in_full: bool) -> None:

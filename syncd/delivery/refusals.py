@@ -12,6 +12,8 @@ import math
 import time
 from collections.abc import Callable
 
+from protocol.logs import stamp
+
 log = logging.getLogger("syncd")
 
 # Of each, a few dozen bytes are kept.
@@ -21,6 +23,8 @@ FREE_LOOKS = 5
 FIRST_PAUSE_SECONDS = 0.25
 LONGEST_PAUSE_SECONDS = 3600.0
 LOGGED = 20
+# What was refused is told for so long after the last of it.
+TOLD_SECONDS = 3600.0
 
 
 class Refusals:
@@ -30,6 +34,7 @@ class Refusals:
         self.count = 0
         self.last = ""
         self._clock = clock
+        self._last_at = (-math.inf, 0.0)  # by that clock, and by the calendar
         # By the hash of a path, which nobody else can foresee: how many looks, and the next one.
         self._looks: dict[int, tuple[int, float]] = {}
 
@@ -39,9 +44,18 @@ class Refusals:
             return
         self.count += 1
         self.last = why
+        self._last_at = (self._clock(), time.time())
         self._remember(path, 0, math.inf)
         if self.count <= LOGGED or self.count.bit_count() == 1:
             log.warning("refused (%d so far): %s", self.count, why)
+
+    def told(self) -> str:
+        """Say what was refused, for a person; "" when none was of late."""
+        when, at = self._last_at
+        if self._clock() - when > TOLD_SECONDS:
+            return ""
+        objects = "1 object was" if self.count == 1 else f"{self.count} objects were"
+        return f"{objects} refused; the last, at {stamp(at)}: {self.last}"
 
     def postpone(self, path: str) -> None:
         """Note a look at what may yet turn out well."""

@@ -39,6 +39,9 @@ def test_the_age_of_the_heartbeat_is_told_by_the_readers_clock():
     assert "NOT HEARD" not in render_status(STATUS, now=NOW + GONE_AFTER_SECONDS)
     assert "NOT HEARD FOR 1 min 31 s" in render_status(STATUS, now=NOW + GONE_AFTER_SECONDS + 1)
     assert "NOT HEARD" not in render_status(STATUS, now=NOW - 10_000)
+    first = render_status(STATUS, now=NOW + 25, ago=True).partition("\n")[0]
+    assert first == "worker w-000001-51b0c7de on vm, as of 2025-11-30T08:00:00Z, 25 s ago"
+    assert " ago" not in render_status(STATUS, now=NOW + 1, ago=True)
     left = dataclasses.replace(STATUS, leaving="stopped")
     assert "NOT HEARD" not in render_status(left, now=NOW + 1e6)
     assert "The worker has left: stopped" in render_status(left, now=NOW + 1e6)

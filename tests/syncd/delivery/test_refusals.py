@@ -10,6 +10,7 @@ from syncd.delivery.refusals import (
     FIRST_PAUSE_SECONDS,
     FREE_LOOKS,
     LONGEST_PAUSE_SECONDS,
+    TOLD_SECONDS,
     Refusals,
 )
 
@@ -33,6 +34,19 @@ def test_what_is_refused_is_counted_once_and_never_due_again() -> None:
     assert not refusals.is_due("a")
     assert refusals.is_refused("a")
     assert not refusals.is_refused("c")
+
+
+def test_what_was_refused_is_told_with_its_time_and_not_for_ever() -> None:
+    clock = Clock()
+    refusals = Refusals(clock)
+    assert refusals.told() == ""
+    refusals.refuse("a", "forged")
+    assert refusals.told().startswith("1 object was refused; the last, at 20")
+    assert refusals.told().endswith("Z: forged")
+    clock.now += TOLD_SECONDS + 1
+    assert refusals.told() == ""
+    refusals.refuse("b", "foreign")
+    assert refusals.told().startswith("2 objects were refused")
 
 
 def test_what_may_yet_turn_out_well_is_looked_at_ever_more_rarely_but_always_again() -> None:
