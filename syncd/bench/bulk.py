@@ -92,8 +92,8 @@ def random_file(path: Path, size: int) -> Path:
 def _against_copy(place: Place, name: str, size: int, took: float, *, up: bool) -> list[Figure]:
     """Return our speed against that of rclone copy by its defaults; beside it, at its best."""
     place.say("baseline: rclone copy")
-    default = _copy_seconds(place, size, (), up=up)
-    best = _copy_seconds(place, size, BEST_LARGE, up=up)
+    default, durable = _copy_seconds(place, size, (), up=up)
+    best, _ = _copy_seconds(place, size, BEST_LARGE, up=up)
     mib = size / (1 << 20)
     return [
         Figure(
@@ -102,14 +102,26 @@ def _against_copy(place: Place, name: str, size: int, took: float, *, up: bool) 
             unit="ratio",
             goal=">= 0.8",
         ),
+        Figure(
+            name=f"{name} on loopback, speed against rclone copy and one fsync of its file",
+            value=durable / took,
+            unit="ratio",
+        ),
         *Figure(name=f"{name} on loopback", value=mib / took, unit="MiB/s").beside(
-            {"rclone copy": mib / default, "rclone copy, best settings": mib / best}
+            {
+                "rclone copy": mib / default,
+                "rclone copy, best settings": mib / best,
+                "rclone copy and one fsync": mib / durable,
+            }
         ),
     ]
 
 
-def _copy_seconds(place: Place, size: int, options: Sequence[str], *, up: bool) -> float:
-    """Seconds that rclone takes for one file, on a server and a disk that have not seen it."""
+def _copy_seconds(
+    place: Place, size: int, options: Sequence[str], *, up: bool
+) -> tuple[float, float]:
+    """Seconds that rclone takes for one file, on a server and a disk that have not seen it, and
+    until it is durable as well, as ours is before it is announced."""
     folder = place.folder / "copy"
     served, near = folder / "served", folder / "near"
     make_dirs(served)
@@ -119,7 +131,11 @@ def _copy_seconds(place: Place, size: int, options: Sequence[str], *, up: bool) 
     try:
         with serve_webdav(served, folder / "cache") as server:
             config = config_file(folder / "rclone.conf", server.section(server.port))
-            return rclone(config, "copy", *ends, *options, check=True)
+            took = rclone(config, "copy", *ends, *options, check=True)
+            began = time.monotonic()
+            with open((served if up else near) / LARGE, "rb") as copied:
+                os.fsync(copied.fileno())
+            return took, took + time.monotonic() - began
     finally:
         shutil.rmtree(folder)
 
