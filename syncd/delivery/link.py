@@ -136,6 +136,7 @@ class Link:
         self._ack_due: float | None = None
         self._not_acked = 0
         self._unchallenged = 0
+        self._swept: set[Writer] = set()  # predecessors of which nothing is left on the remote
         # What was missing when it was last looked for: packs, chunks.
         self._missed: set[int] = set()
         self._lost: set[str] = set()
@@ -571,7 +572,9 @@ class Link:
         """Put a state in the place of many packs, and delete what is not needed any more.
 
         Call it from the thread that puts chunks. Returns whether there was enough to do it for.
+        Raises FencedError when a newer incarnation of this end is known: what is there is its.
         """
+        self.peers.check_fence()
         reseal = not self.keys.own_is_new() and self._may_sweep()
         if not (reseal or self._is_state_due()):
             return False
@@ -593,7 +596,8 @@ class Link:
         self._sweep(self.writer, read, keep=str(name))
         if self._may_sweep():
             for older in self.peers.known(self.role):
-                self._sweep(older, None, keep="")
+                if older < self.writer and older not in self._swept:
+                    self._sweep(older, None, keep="")
             self.keys.note_own()
         return True
 
@@ -627,6 +631,7 @@ class Link:
         self.remote.delete(str(writer), doomed)
         if not left and writer != self.writer:
             self.remote.delete_folder(str(writer))
+            self._swept.add(writer)
 
     def is_rotated(self) -> bool:
         """Whether nothing that anyone still needs is sealed by the previous key.

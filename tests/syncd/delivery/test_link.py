@@ -296,6 +296,29 @@ def test_a_predecessor_stays_until_its_successors_last_hello_was_heard(
     assert laptop.listen() == ["x", "y", *"abcd"]
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_one_that_was_fenced_deletes_nothing_of_its_successor(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch, *, knows: bool
+) -> None:
+    monkeypatch.setattr("syncd.delivery.link.STATE_PACKS", 3)
+    laptop, old = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    old.say(*"abcd")
+    assert laptop.listen() == [*"abcd"]
+    laptop.say("acknowledged along with")
+    new = cast.opened(Role.WORKER)
+    new.say(*"efgh")
+    old.listen_while_fenced()
+    there = sorted(new.folder.iterdir())
+    if not knows:  # in the middle of a round, say, that began before
+        monkeypatch.setattr(old.link.peers, "check_fence", lambda: None)
+        assert old.link.compact()
+    else:
+        with pytest.raises(FencedError):
+            old.link.compact()
+    assert sorted(new.folder.iterdir()) == there
+    assert laptop.listen() == [*"abcdefgh"]
+
+
 def test_a_forged_state_does_not_keep_the_true_one_away(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
