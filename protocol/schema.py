@@ -1,4 +1,4 @@
-"""Reading JSON, and dataclasses from it, that another machine, or a person, wrote."""
+"""Reading JSON and TOML, and dataclasses from them, that another machine, or a person, wrote."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -59,6 +60,17 @@ def _check(value: Any, levels: int) -> None:
             _check(each, levels - 1)
         for each in value.values() if isinstance(value, dict) else ():
             _check(each, levels - 1)
+
+
+def load_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises ValueError that names a line, RecursionError for what is nested deeply."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # Of what the text ends in, the parser says that it is the end.
+        last = text.rstrip().count("\n") + 1
+        told = str(error).replace("(at end of document)", f"(at the end, line {last})")
+        raise ValueError(told) from error
 
 
 def decode(cls: type[T], value: Any) -> T:

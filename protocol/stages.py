@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import graphlib
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +26,7 @@ from typing import Any
 
 from protocol.errors import ConfigError
 from protocol.names import canonical_stage, canonical_stages, suggest
+from protocol.schema import load_toml
 
 # A key of many dots costs tomllib the square of their number: seconds at this size.
 MAX_BYTES = 128 * 1024
@@ -73,7 +73,7 @@ def parse_stages(data: bytes) -> dict[str, Stage]:
     try:
         if len(data) > MAX_BYTES:
             raise ConfigError(what, why=f"larger than {MAX_BYTES} bytes")
-        value = tomllib.loads(data.decode("utf-8-sig"))
+        value = load_toml(data.decode("utf-8-sig"))
         tables = value.get("stages")
         if not isinstance(tables, dict) or set(value) != {"stages"}:
             raise ConfigError(what, why="it must hold tables [stages.<name>], and nothing else")
@@ -81,9 +81,12 @@ def parse_stages(data: bytes) -> dict[str, Stage]:
         stages = {name: _stage(name, tables[raw]) for name, raw in spelled.items()}
     except (ValueError, RecursionError) as error:
         # Also for a number of thousands of digits, which Python will not print.
-        raise ConfigError(what, why=str(error), hint="See examples/demo/stages.toml.") from error
+        raise ConfigError(what, why=str(error), hint=_EXAMPLE) from error
     _check_order(stages)
     return stages
+
+
+_EXAMPLE = 'A stage is a table: [stages.pretrain], and below it command = "python train.py".'
 
 
 def _stage(name: str, table: Any) -> Stage:

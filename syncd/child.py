@@ -20,10 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from protocol.errors import BusyError, UserError
 from protocol.publish import publish_bytes, remove_leftovers
 from syncd.platform import (
     KILL,
     Identity,
+    Lock,
     die_with_parent,
     exclusive_lock,
     own_session,
@@ -36,6 +38,7 @@ STABLE_SECONDS = 10.0  # one that worked for so long is started again at once
 LOG_BYTES = 256 * 1024
 LINE_BYTES = 64 * 1024
 MOST_DOUBLINGS = 20  # of a pause, which has its limit long before
+LOST = "its folder was moved or replaced while it ran"
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class Child(ABC):
         self._running: subprocess.Popen[bytes] | None = None  # the same, once it works
         self._by_signal = False  # whether the last one was ended by one
         self._thread: threading.Thread | None = None
+        self._hurried = threading.Event()
+        self._lock: Lock | None = None  # while the folder is ours
         self._cleanup = contextlib.ExitStack()
 
     # For subclasses
@@ -82,7 +87,11 @@ class Child(ABC):
         return {}
 
     def prepare(self) -> None:  # noqa: B027 (nothing to do for most)
-        """Called before each start, and at the end: clear what one that is gone has left."""
+        """Called before each start: clear what one that is gone has left. Raises OSError and
+        UserError, as when it does not start."""
+
+    def tidy(self) -> None:  # noqa: B027
+        """Called at the end, when none runs any more: remove what is of no use to the next."""
 
     def heard(self, line: str) -> bool:
         """Called with each line that it prints; return False to have it ended."""
@@ -103,6 +112,11 @@ class Child(ABC):
         return self._closed.is_set()
 
     @property
+    def hurried(self) -> bool:
+        """Whether nobody is to wait for it any more."""
+        return self._hurried.is_set()
+
+    @property
     def pid(self) -> int | None:
         """The process id of the one that works now, or None between two."""
         with self._changed:
@@ -118,11 +132,12 @@ class Child(ABC):
             raise RuntimeError(f"{self.name} is started once")
         folder = private_folder(self.folder)
         with contextlib.ExitStack() as stack:
-            lock = folder / f"{self.name}.lock"
-            stack.enter_context(exclusive_lock(lock, f"start {self.name}", patience=1.0))
+            path = folder / f"{self.name}.lock"
+            lock = exclusive_lock(path, f"start {self.name}", patience=1.0)
+            self._lock = stack.enter_context(lock)
             remove_leftovers(folder)
             self._end_orphan()
-            stack.callback(self.prepare)
+            stack.callback(self._leave)
             self._cleanup = stack.pop_all()
         # It dies with the thread that starts it, so that thread is one that stays.
         self._thread = threading.Thread(target=self._supervise, name=self.name, daemon=True)
@@ -143,18 +158,36 @@ class Child(ABC):
                 self._thread.join(STOP_SECONDS)
         self._cleanup.close()
 
+    def hurry(self) -> None:
+        """Let nobody wait any more until one works: it is to be closed soon."""
+        self._hurried.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def is_lost(self) -> bool:
+        """Whether its folder is not where it was: moved, replaced or emptied while it ran.
+
+        Another may use that place now, so none is started again, and what is there stays.
+        """
+        return self._lock is not None and self._lock.is_lost()
+
     def working(self, timeout: float) -> subprocess.Popen[bytes] | None:
         """Return the process that works, at once or after a restart; None after `timeout` seconds,
-        and when closed."""
+        when closed, and at once after `hurry`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._running or self.closed, timeout)
+            self._changed.wait_for(lambda: self._running or self.closed or self.hurried, timeout)
             return self._running
 
     def kill_if_silent(self, process: subprocess.Popen[bytes], timeout: float) -> None:
-        """Kill a process that does not answer within `timeout` seconds; another is started."""
+        """Kill a process that `answers` finds wanting; another is started."""
         if not self.answers(timeout) and process.poll() is None:
-            log.warning("%s (pid %d) does not answer; starting it again", self.name, process.pid)
+            log.warning("%s (pid %d) does not work; starting it again", self.name, process.pid)
             _kill(process)
+
+    def _leave(self) -> None:
+        lost, self._lock = self.is_lost(), None
+        if not lost:
+            self.tidy()
 
     # The thread that owns the process
 
@@ -173,11 +206,17 @@ class Child(ABC):
         failures = 0
         ever_worked = False
         while True:
+            if self.is_lost():
+                self.failure = LOST
+                return
             began = time.monotonic()
             try:
                 worked = self._run_once(sink)
             except OSError as error:  # no such program; a full disk
                 self.failure = f"{error.filename or self.name}: {error.strerror or error}"
+                worked = False
+            except UserError as error:
+                self.failure = str(error)
                 worked = False
             ever_worked |= worked
             # One that never worked is tried once more; for as long as `start` waits, if a signal
@@ -253,11 +292,12 @@ class Child(ABC):
             self._changed.notify_all()
 
     def _record(self, process: subprocess.Popen[bytes]) -> None:
-        """Note which process this is, for `_end_orphan` of a later daemon."""
-        identity = Identity.of(process.pid)
-        if identity:
-            record = json.dumps([identity.pid, identity.start, identity.boot])
-            publish_bytes(self.folder / f"{self.name}.pid", record.encode("utf-8"), mode=0o600)
+        """Note which process this is, and whose, for `_end_orphan` of a later daemon."""
+        found = [Identity.of(pid) for pid in (process.pid, os.getpid())]
+        record = [part for each in found if each for part in (each.pid, each.start, each.boot)]
+        if found[0]:
+            text = json.dumps(record)
+            publish_bytes(self.folder / f"{self.name}.pid", text.encode("utf-8"), mode=0o600)
 
     def _until_works(self, process: subprocess.Popen[bytes]) -> bool:
         deadline = time.monotonic() + self.start_seconds
@@ -269,12 +309,22 @@ class Child(ABC):
         return False
 
     def _end_orphan(self) -> None:
-        """Kill what a daemon that died has left where there is no parent-death signal."""
+        """Kill what a daemon that died has left where there is no parent-death signal.
+
+        Raises BusyError when that daemon is alive: it has lost its lock, not what it started.
+        """
+        path = self.folder / f"{self.name}.pid"
         try:
-            record = json.loads((self.folder / f"{self.name}.pid").read_text("utf-8"))
-            orphan = Identity(int(record[0]), str(record[1]), str(record[2]))
-        except (FileNotFoundError, ValueError, TypeError, LookupError):
+            record = json.loads(path.read_text("utf-8"))
+            orphan, *owners = [
+                Identity(int(pid), str(start), str(boot))
+                for pid, start, boot in zip(*[iter(record)] * 3, strict=True)
+            ]
+        except (OSError, ValueError, TypeError):
             return
+        if any(owner.pid != os.getpid() and owner.alive() for owner in owners) and orphan.alive():
+            why = f"process {owners[0].pid}, which has lost its lock there, still uses the folder"
+            raise BusyError(f"start {self.name}", path=path, why=why, hint="Stop that one first.")
         if orphan.signal(KILL):
             log.warning("ended %s (pid %d), left by a daemon that died", self.name, orphan.pid)
 

@@ -572,6 +572,7 @@ app.command(
     prints. `syncd watch` runs beside it; `syncd watch --bridge` does both.""",
     help_epilogue=(
         "Examples:\n\n    syncd bridge --tunnel cloudflared\n"
+        "    syncd bridge --show\n"
         "    syncd bridge --tunnel ssh:me@host --url https://gpu.example.org\n"
         '    syncd bridge --tunnel "command:lt --port {port}"\n'
     ),
@@ -612,7 +613,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app(
+        code = app(
             tokens,
             console=plain_console(),
             exit_on_error=False,
@@ -620,6 +621,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result_action="return_value",
         )
         sys.stdout.flush()  # here, where a reader that has gone is no fault
+        return code if isinstance(code, ExitCode) else ExitCode.OK
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except CycloptsError as error:

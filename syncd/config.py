@@ -15,7 +15,6 @@ import math
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from protocol.errors import ConfigError
 from protocol.names import canonical_stage, suggest
 from protocol.paths import Layout
 from protocol.publish import make_dirs, publish_bytes
+from protocol.schema import load_toml
 from protocol.wire import KEY_BYTES, Role, Sealer
 from syncd.rclone.address import is_address, parse_address
 from syncd.rclone.errors import without_secrets
@@ -77,6 +77,8 @@ class Settings:
             )
         if is_address(self.remote):
             parse_address(self.remote)
+        if len({self.remote, *self.fallback}) <= len(self.fallback):
+            raise ConfigError("settings", why="fallback names a remote twice, or the first one")
         try:
             for name in _SECONDS:
                 _seconds(name, getattr(self, name))
@@ -93,9 +95,15 @@ NAMES = tuple(_FIELDS)
 
 
 def load_settings(
-    layout: Layout, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+    layout: Layout,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    role: Role | None = None,
 ) -> Settings:
     """Merge flags, environment, syncd.toml and defaults; a flag that is None was not given.
+
+    `role` is taken where nothing else says which one it is.
 
     Raises ConfigError naming the setting, where it came from, and what would be right.
     """
@@ -108,13 +116,15 @@ def load_settings(
     for name, value in flags.items():
         if value is not None:
             given[name] = (value, f"--{name.replace('_', '-')}")
+    if role is not None:
+        given.setdefault("role", (role, str(layout.private)))
     for name in ("role", "remote"):
         if not given.get(name, ("", ""))[0]:
             raise ConfigError(
                 "settings",
                 path=layout.settings,
                 why=f"{name} is not set",
-                hint=f"Run `syncd init`, or give --{name}.",
+                hint=f"Run `syncd init`, or set SYNCD_{name.upper()}.",
             )
     checked: dict[str, Any] = {}
     for name, (value, origin) in given.items():
@@ -130,7 +140,7 @@ def load_settings(
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text("utf-8-sig"))
+        values = load_toml(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from protocol.errors import ConfigError, RemoteError, UserError
+from protocol.errors import ConfigError, DataError, RemoteError, UserError
 from protocol.messages import Message
 from protocol.paths import Layout
 from protocol.publish import make_dirs, remove_leftovers
@@ -37,7 +37,7 @@ from syncd.delivery.link import Link
 from syncd.delivery.mirror import Mirror
 from syncd.delivery.peers import FencedError
 from syncd.memory import return_what_is_freed
-from syncd.platform import exclusive_lock
+from syncd.platform import Lock, exclusive_lock
 from syncd.rclone.address import is_address, parse_address
 from syncd.rclone.errors import Unreachable, shown
 from syncd.rclone.profiles import Profile
@@ -59,6 +59,7 @@ HOSTED_POLL_SECONDS = 5.0
 RESCAN_SECONDS = 10.0
 MAX_PAUSE_SECONDS = 30.0
 LOCK_SECONDS = 1.0
+MOVED_SECONDS = 1.0  # between looks at whether the folder is still where it was
 # Where nobody answers, trying burdens nobody.
 UNREACHABLE_PAUSE_SECONDS = 4.0
 BRIDGE_URL = "bridge url"
@@ -89,6 +90,8 @@ class Daemon(ABC):
         self.problems: dict[str, str] = {}
         self.fenced: FencedError | None = None
         self._stopping = threading.Event()
+        self._lock: Lock | None = None  # while it runs
+        self._hurry: Callable[[], None] = lambda: None  # ends the waits for an rclone
         self._discovered = -math.inf
         self._mend_at = time.monotonic() + MEND_SECONDS
         self._look = threading.Event()
@@ -179,12 +182,13 @@ class Daemon(ABC):
     # Life
 
     def run(self) -> None:
-        """Run until a signal. Raises UserError when it cannot start, FencedError when fenced."""
+        """Run until a signal. Raises UserError when it cannot start, FencedError when fenced,
+        DataError when the folder is not where it was."""
         return_what_is_freed()
         make_private(self.layout)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
-            stack.enter_context(
+            self._lock = stack.enter_context(
                 exclusive_lock(
                     self.layout.private / "lock",
                     "start syncd watch in this folder",
@@ -193,13 +197,21 @@ class Daemon(ABC):
             )
             self.open(stack)
             threads = self._start_threads(stack)
-            while not self._stopping.wait(60.0):  # a signal ends it
-                pass
+            while not self._stopping.wait(MOVED_SECONDS):
+                if self._is_moved():
+                    self.stop()
             for loop in self._loops():
                 loop.wake.set()
                 loop.again.set()
             for thread in threads:
                 thread.join()
+            if self._is_moved():
+                raise DataError(
+                    "run syncd watch",
+                    path=self.layout.root,
+                    why="this folder was moved or replaced while it ran",
+                    hint="Start it again where it is now.",
+                )
             self._say_goodbye()
             log.info("%s %s has ended", self.settings.role, self.link.writer)
         if self.fenced:
@@ -251,6 +263,7 @@ class Daemon(ABC):
     def _reached_by_rclone(self, folder: Path, stack: contextlib.ExitStack) -> Remote:
         config = Path(self.settings.rclone_config) if self.settings.rclone_config else None
         rclone = Rclone(folder, config=config, bwlimit=self.settings.bwlimit)
+        self._hurry = rclone.hurry
         self._rclone = stack.enter_context(rclone)
         first = self._remote_at(self.settings.remote)
         if not self.settings.fallback:
@@ -325,7 +338,7 @@ class Daemon(ABC):
         """Take SIGTERM and SIGINT as a request to end."""
 
         def stop(signum: int, frame: FrameType | None) -> None:
-            self._stopping.set()
+            self.stop()
 
         before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -337,6 +350,11 @@ class Daemon(ABC):
     def stop(self) -> None:
         """Ask the daemon to end."""
         self._stopping.set()
+        self._hurry()
+
+    def _is_moved(self) -> bool:
+        """Whether this folder is not where it was: another daemon may run on what is there."""
+        return self._lock is not None and self._lock.is_lost()
 
     def _say_goodbye(self) -> None:
         try:
@@ -360,6 +378,8 @@ class Daemon(ABC):
         """Do one round of a loop; what goes wrong in it becomes a problem."""
         with self._guarded(loop):
             if not self.layout.inbox.is_dir():
+                if self._is_moved():
+                    return
                 make_dirs(self.layout.inbox)  # someone took it away
             loop.round()
 
@@ -437,6 +457,8 @@ class Daemon(ABC):
         return min(self.link.ack_wait(), RESCAN_SECONDS)
 
     def _bulk(self) -> None:
+        if self.fenced:
+            return  # what it has does not count any more
         self.bulk()
         self._end_rotation()
 
@@ -498,10 +520,8 @@ class Daemon(ABC):
 
     def refusals(self) -> list[str]:
         """Say what was refused of what arrived, and what has not arrived."""
-        refused = self.link.refusals
-        objects = "1 object was" if refused.count == 1 else f"{refused.count} objects were"
-        told = f"{objects} refused; the last: {refused.last}"
-        return ([told] if refused.count else []) + self.link.waits()
+        told = self.link.refusals.told()
+        return ([told] if told else []) + self.link.waits()
 
 
 def _pause(failures: int, error: Exception) -> float:

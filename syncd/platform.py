@@ -156,8 +156,28 @@ def signal_group(process: subprocess.Popen[bytes], sig: int) -> None:
         os.killpg(process.pid, sig)
 
 
+@dataclass(frozen=True)
+class Lock:
+    """A lock that is held on the file `path`."""
+
+    path: Path
+    fd: int
+
+    def is_lost(self) -> bool:
+        """Whether another can have it too, since the file at `path` is another one, or none.
+
+        So it is once a folder above it was moved, replaced or emptied.
+        """
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self.fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # nothing is known: a mount that is away for a while, say
+
+
 @contextlib.contextmanager
-def exclusive_lock(path: Path, what: str, *, patience: float = 0.0) -> Iterator[None]:
+def exclusive_lock(path: Path, what: str, *, patience: float = 0.0) -> Iterator[Lock]:
     """Hold a lock on the file `path`, made when missing, until the block, or the process, ends.
 
     Such locks do not cross a network or a synced folder. Raises BusyError, saying that `what` was
@@ -176,7 +196,7 @@ def exclusive_lock(path: Path, what: str, *, patience: float = 0.0) -> Iterator[
         with contextlib.suppress(OSError):  # a full disk
             os.ftruncate(fd, 0)
             os.write(fd, b"%d\n" % os.getpid())
-        yield
+        yield Lock(path, fd)
     finally:
         os.close(fd)
 

@@ -27,6 +27,7 @@ from protocol.queue import MAX_LINE_BYTES, lines_of
 from protocol.schema import decode, loads
 from protocol.states import Result, State
 from protocol.status import Status
+from protocol.wire import Role, Writer
 from syncd.delivery.payload import read_stages
 from syncd.holes import data_from
 from syncd.platform import is_locked
@@ -107,6 +108,12 @@ def _view(
 
 
 def _messages(layout: Layout) -> list[QueuedCommand]:
+    found = _query(layout, "SELECT message FROM commands ORDER BY number")
+    return [decode(QueuedCommand, json.loads(text)) for text in found]
+
+
+def _query(layout: Layout, sql: str) -> list[str]:
+    """Return the only column of a query of the daemon's state; empty while there is none."""
     path = layout.private / "state.db"
     if not path.exists():
         return []
@@ -116,10 +123,17 @@ def _messages(layout: Layout) -> list[QueuedCommand]:
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if not version:  # it is being made
                 return []
-            rows = database.execute("SELECT message FROM commands ORDER BY number").fetchall()
+            rows = database.execute(sql).fetchall()
     except sqlite3.Error as error:
         raise DataError("read the state", path=path, why=str(error)) from error
-    return [decode(QueuedCommand, json.loads(row[0])) for row in rows]
+    return [row[0] for row in rows]
+
+
+def read_role(layout: Layout) -> Role | None:
+    """Return which end the daemon has been here, None when there was none. Raises DataError."""
+    found = _query(layout, "SELECT value FROM meta WHERE key = 'writer'")
+    writer = Writer.parse(json.loads(found[0])) if found else None
+    return writer.role if writer else None
 
 
 def read_records(layout: Layout) -> list[JournalRecord]:

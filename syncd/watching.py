@@ -1,27 +1,36 @@
-"""A `syncd watch` that is started and ended from here: for the demo and the drills."""
+"""Daemons that are started and ended from here: for the demo, the drills and the benchmark."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 from protocol.errors import RunFailedError
 from protocol.paths import Layout
-from syncd.platform import own_session
+from syncd.platform import die_with_parent, own_session
 
 STOP_SECONDS = 30.0
 
 
 class Watch:
-    """The daemon of one end, in a session of its own. What it prints is added to `output`."""
+    """The daemon of one end, in a session of its own. What it prints is added to `output`.
 
-    def __init__(self, layout: Layout, output: Path) -> None:
+    `environ` is its environment, by default one without the caller's own settings. On Linux it dies
+    with the thread that starts it, however that ends.
+    """
+
+    def __init__(
+        self, layout: Layout, output: Path, *, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.layout = layout
         self.output = output
+        self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -29,12 +38,13 @@ class Watch:
         if self._process is not None:
             raise RuntimeError("it has been started")
         with open(self.output, "ab") as output:
+            command = [sys.executable, "-m", "syncd", "watch", "--folder", str(self.layout.root)]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "syncd", "watch", "--folder", str(self.layout.root)],
+                die_with_parent(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(),
+                env=environment() if self._environ is None else self._environ,
                 **own_session(),
             )
 
@@ -69,6 +79,20 @@ class Watch:
             self.check()
         finally:
             self.stop()
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that what was started in it is ended."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def environment() -> dict[str, str]:

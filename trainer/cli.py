@@ -11,7 +11,6 @@ import difflib
 import importlib.metadata
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +27,7 @@ from cyclopts import (
 from cyclopts.config import Dict, Env
 
 from protocol.errors import ConfigError, ExitCode, UserError
+from protocol.schema import load_toml
 from trainer.files import refused
 
 ENVIRONMENT = "TRAINER_"
@@ -154,12 +154,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         # Some editors begin a file with a byte-order mark, which TOML does not know.
         text = path.read_bytes().decode("utf-8-sig")
-        settings = tomllib.loads(text)
+        settings = load_toml(text)
         if "\\u0000" in text or "\\U00000000" in text:
             raise ConfigError(what, path=path, why="it has a NUL character, of no use anywhere")
     except OSError as error:
         raise ConfigError(what, path=path, why=error.strerror or str(error)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(what, path=path, why=f"not TOML: {error}") from error
     tables = dict(settings)
     inner = tables.pop("pool", {})

@@ -24,6 +24,7 @@ from syncd.bench.samples import p50, size_text
 from syncd.bench.server import PATIENCE, ROUND_TRIP, Server, serve_webdav
 from syncd.bench.slow_link import SlowLink
 from syncd.bench.world import Route
+from syncd.bridge.server import LEAN
 from syncd.rclone.rcd import Rclone
 from syncd.rclone.remote import RcloneRemote
 
@@ -92,8 +93,8 @@ def random_file(path: Path, size: int) -> Path:
 def _against_copy(place: Place, name: str, size: int, took: float, *, up: bool) -> list[Figure]:
     """Return our speed against that of rclone copy by its defaults; beside it, at its best."""
     place.say("baseline: rclone copy")
-    default, durable = _copy_seconds(place, size, (), up=up)
-    best, _ = _copy_seconds(place, size, BEST_LARGE, up=up)
+    default, durable = _copy_seconds(place, size, (), (), up=up)
+    best, _ = _copy_seconds(place, size, BEST_LARGE, LEAN, up=up)
     mib = size / (1 << 20)
     return [
         Figure(
@@ -118,7 +119,7 @@ def _against_copy(place: Place, name: str, size: int, took: float, *, up: bool) 
 
 
 def _copy_seconds(
-    place: Place, size: int, options: Sequence[str], *, up: bool
+    place: Place, size: int, options: Sequence[str], server_flags: Sequence[str], *, up: bool
 ) -> tuple[float, float]:
     """Seconds that rclone takes for one file, on a server and a disk that have not seen it, and
     until it is durable as well, as ours is before it is announced."""
@@ -129,7 +130,7 @@ def _copy_seconds(
     random_file((near if up else served) / LARGE, size)
     ends: tuple[Path | str, str | Path] = (near, "there:") if up else ("there:", near)
     try:
-        with serve_webdav(served, folder / "cache") as server:
+        with serve_webdav(served, folder / "cache", server_flags) as server:
             config = config_file(folder / "rclone.conf", server.section(server.port))
             took = rclone(config, "copy", *ends, *options, check=True)
             began = time.monotonic()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json as jsonlib
-import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -28,6 +26,7 @@ from syncd.cli import Flag, Json
 from syncd.rclone.admin import Admin
 from syncd.rclone.errors import shown
 from syncd.show import plain_console
+from syncd.watching import ended_by_sigterm
 
 app = App(
     name="bench",
@@ -65,7 +64,10 @@ def link(
     quick
         Less of everything: shorter logs, smaller files, fewer samples.
     only
-        The rows to run; all by default.
+        The rows to run, all by default: append, log,
+        append-far, log-far, text, text-slow, bar, large-log,
+        idle, idle-drive, up, down, burst, files. With
+        --remote: append, log, text, text-slow, idle, burst.
     remote
         Measure on this remote, in a folder of its own that is removed afterwards.
     rclone_config
@@ -85,7 +87,7 @@ def link(
         "remote": shown(remote) or "rclone serve webdav, 50 ms round trip",
     }
     found: list[Outcome] = []
-    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="syncd-bench-") as name:
+    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="syncd-bench-") as name:
         scale = QUICK if quick else FULL
         place = Place(folder=Path(name), scale=scale, say=say, rclone_config=rclone_config)
         with _on(remote, place) as prepared:
@@ -132,17 +134,3 @@ def _keep(path: Path, report: Report) -> None:
     """Keep what there is so far: an interrupt loses no row that was measured."""
     text = jsonlib.dumps(report.to_json(), indent=1, ensure_ascii=False)
     publish_bytes(path, f"{text}\n".encode())
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that everything is cleaned up."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

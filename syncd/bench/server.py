@@ -8,12 +8,13 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from protocol.errors import RunFailedError
+from syncd.bridge.server import LEAN
 from syncd.platform import die_with_parent
 from syncd.rclone.binary import find_rclone
 
@@ -76,12 +77,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve_webdav(folder: Path, cache: Path) -> Iterator[Server]:
+def serve_webdav(folder: Path, cache: Path, flags: Sequence[str] = LEAN) -> Iterator[Server]:
     """Serve a folder by `rclone serve webdav`, as the file bridge does, while the block runs."""
     port, user, password = free_port(), "user", secrets.token_hex(16)
     command = [str(find_rclone()), "serve", "webdav", str(folder), "--addr", f"127.0.0.1:{port}"]
     # Not 0: rclone 1.75 then keeps a core busy for ever after the first upload.
-    command += ["--dir-cache-time", "1ms", "--cache-dir", str(cache)]
+    command += ["--dir-cache-time", "1ms", "--cache-dir", str(cache), *flags]
     process = subprocess.Popen(
         die_with_parent(command),
         env={**clean_environment(), "RCLONE_USER": user, "RCLONE_PASS": password},

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from protocol.errors import ConfigError
+from protocol.files import read_regular
 from protocol.paths import Layout
 
 USER = "syncd"
 OBJECTS, SERVE = "objects", "serve"  # the two mounts, by the names that they have in URLs
+_MOST_BYTES = 4096  # of what is read here
 
 
 def bridge_folder(layout: Layout) -> Path:
@@ -29,12 +32,47 @@ def url_file(layout: Layout) -> Path:
     return bridge_folder(layout) / "url"
 
 
+def password_file(layout: Layout) -> Path:
+    """The file that holds the bridge's password: made once, and kept."""
+    return bridge_folder(layout) / "password"
+
+
+def read_password(layout: Layout) -> str | None:
+    """Return the bridge's password, None when there is none yet.
+
+    Raises ConfigError for a file that holds none.
+    """
+    path, why, text = password_file(layout), "", ""
+    try:
+        text = read_regular(path, _MOST_BYTES).decode("ascii").strip()
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        why = "it is not ASCII text"
+    except OSError as error:
+        why = error.strerror or str(error)
+    else:
+        why = "" if text else "it is empty"
+        if not text.isprintable():
+            why = "it is not one line of text"
+    if why:
+        raise ConfigError(
+            "read the bridge's password",
+            path=path,
+            why=why,
+            hint="Put back the password that the workers have. Or remove it: the bridge makes "
+            "another one when it starts; paste anew at each worker then.",
+        )
+    return text
+
+
 def current_url(layout: Layout) -> str | None:
     """Return the URL of the objects as a worker reaches them, without credentials.
 
     None when no bridge runs, or its tunnel has not told yet. After a crash it may be an old one.
     """
+    # It is a courtesy, so a file that cannot be read is none; a bridge that runs writes it anew.
     try:
-        return url_file(layout).read_text("utf-8").strip() or None
-    except FileNotFoundError:
+        return read_regular(url_file(layout), _MOST_BYTES).decode("utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
         return None

@@ -8,25 +8,38 @@ Runs beside whatever its owner does, in threads of its own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from protocol.errors import ConfigError, RemoteError, UsageError
+from protocol.errors import ConfigError, DataError, RemoteError, UsageError, UserError
 from protocol.paths import Layout
 from protocol.publish import publish_bytes
 from protocol.wire import Role
-from syncd.bridge import OBJECTS, bridge_folder, objects_folder, url_file
+from syncd.bridge import (
+    OBJECTS,
+    bridge_folder,
+    current_url,
+    objects_folder,
+    password_file,
+    read_password,
+    url_file,
+)
 from syncd.bridge.cloudflared import NamedTunnel, QuickTunnel
 from syncd.bridge.program import ProgramTunnel, asks_for
+from syncd.bridge.running import Record, read_record
 from syncd.bridge.server import Address, BridgeServer
 from syncd.bridge.ssh import SshTunnel
 from syncd.bridge.tunnel import Tunnel, TunnelProcess
+from syncd.child import LOST, STOP_SECONDS
 from syncd.config import Settings, make_private
 from syncd.rclone.address import parse_address
 from syncd.rclone.endpoint import private_folder
@@ -63,13 +76,16 @@ class Bridge:
         self._address = address
         self._told = told
         self._given_url = _checked_url(url)
-        self._known = ""
+        self._url = ""  # where a worker reaches it now
+        self._said = ""  # the one that was told last
+        self._untold = ""  # why it could not be published or told, at the last look
+        self._fault: Exception | None = None
+        self._wake = threading.Event()
         self._closing = threading.Event()
-        self._changing = threading.Lock()
         make_private(layout)
         private_folder(self._folder)
-        self.password_file = self._folder / "password"
-        self.password = _kept_password(self.password_file)
+        self.password_file = password_file(layout)
+        self.password = _kept_password(layout)
         self.server = BridgeServer(
             self._folder,
             objects=objects,
@@ -78,6 +94,9 @@ class Bridge:
             password=self.password,
         )
         self._tunnel = self._parse_tunnel(tunnel) if tunnel else None
+        self._record = Record(
+            address=address.url, tunnel=tunnel, fixed=self._tunnel is None or self._tunnel.fixed
+        )
         self.tunnel = self._tunnel and TunnelProcess(self._folder, self._tunnel, self._found)
         self._thread = threading.Thread(target=self._look_after, name="bridge", daemon=True)
 
@@ -91,27 +110,26 @@ class Bridge:
             self._tunnel.check()
         self.server.start()
         try:
-            url_file(self._layout).unlink(missing_ok=True)
+            with contextlib.suppress(IsADirectoryError, PermissionError):  # told with the URL
+                url_file(self._layout).unlink(missing_ok=True)
+            self._note_start()
             if self.tunnel:
                 self.tunnel.start()
             else:
-                self._found(self._given_url or self._address.url)
+                self._url = self._given_url or self._address.url
+                self._announce()
             self._thread.start()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """End everything. Safe to call twice."""
+        """End everything, whatever hangs. Safe to call twice."""
         self._closing.set()
-        if self.tunnel:
-            self.tunnel.close()
-        with self._changing:
-            if self._known:  # it is ours
-                url_file(self._layout).unlink(missing_ok=True)
-        self.server.close()
+        self._wake.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
+        self._end()
 
     def __enter__(self) -> Self:
         self.start()
@@ -126,7 +144,17 @@ class Bridge:
         self.close()
 
     def check(self) -> None:
-        """Raise RemoteError when the server cannot be kept running any more."""
+        """Raise RemoteError when the server cannot be kept running any more, DataError when the
+        bridge's folder is not where it was."""
+        if self._fault:
+            raise self._fault
+        if self.server.is_lost():
+            raise DataError(
+                "run the bridge",
+                path=self._folder,
+                why=LOST,
+                hint="Start the bridge again where the folder is now.",
+            )
         if self.server.closed:
             raise RemoteError("run the bridge", path=self._address.url, why=self.server.failure)
 
@@ -156,25 +184,85 @@ class Bridge:
             hint="cloudflared, cloudflared:NAME, ssh:user@host or command:'...'.",
         )
 
+    def _end(self) -> None:
+        if self.tunnel:
+            self.tunnel.close()
+        url = current_url(self._layout)
+        if url and url == _objects(self._url) and not self.server.is_lost():
+            url_file(self._layout).unlink(missing_ok=True)
+        self.server.close()
+
     def _found(self, url: str) -> None:
-        """Publish and tell a URL, when it is news."""
-        with self._changing:
-            if url == self._known or self._closing.is_set():
-                return
-            self._known = url
-            publish_bytes(url_file(self._layout), f"{url}/{OBJECTS}\n".encode(), mode=0o600)
-        self._told(url)
+        if url != self._url:
+            self._url = url
+            self._wake.set()
+
+    def _announce(self) -> None:
+        """Publish the URL and tell it, when it is news; what fails is tried at the next look."""
+        if not self._url:
+            return
+        why = "; ".join(filter(None, map(_failure, (self._publish, self._tell))))
+        if why and why != self._untold:
+            log.warning("the bridge's URL cannot be told everywhere, and will be: %s", why)
+        self._untold = why
+
+    def _publish(self) -> None:
+        url = self._url
+        if self._closing.is_set() or current_url(self._layout) == _objects(url):
+            return
+        self._note_url(url)
+        publish_bytes(url_file(self._layout), f"{_objects(url)}\n".encode(), mode=0o600)
+
+    def _tell(self) -> None:
+        url = self._url
+        if url != self._said:
+            self._told(url)
+            self._said = url
+
+    def _note_start(self) -> None:
+        """Note that it runs, and which URL was told by the one before."""
+        with contextlib.suppress(DataError):  # a damaged note is written anew
+            if before := read_record(self._layout):
+                self._record = replace(self._record, url=before.url, changed=before.changed)
+        self._record.save(self._layout)
+
+    def _note_url(self, url: str) -> None:
+        before = self._record.url
+        changed = time.time() if before not in ("", url) else self._record.changed
+        self._record = replace(self._record, url=url, changed=changed, advice=self.advice())
+        self._record.save(self._layout)
 
     def _look_after(self) -> None:
-        """Have the server started again when it hangs, and hear of a tunnel's new URL."""
-        since = 0.0
-        while not self._closing.wait(LOOK_SECONDS):
-            if self.tunnel and self.tunnel.pid is not None:
-                self.tunnel.look()
-            since += LOOK_SECONDS
-            if since >= PROBE_SECONDS and (process := self.server.working(0)):
-                since = 0.0
-                self.server.kill_if_silent(process, ANSWER_SECONDS)
+        """Look after everything until it is closed or cannot go on, which `check` tells."""
+        try:
+            due = time.monotonic() + PROBE_SECONDS
+            while not self._pause():
+                self._look()
+                if time.monotonic() >= due and (process := self.server.working(0)):
+                    self.server.kill_if_silent(process, ANSWER_SECONDS)
+                    due = time.monotonic() + PROBE_SECONDS
+                self.check()
+        except UserError as error:
+            self._fault = error
+            log.error("%s", error)
+            self._end()
+        except Exception as error:
+            self._fault = error
+            log.exception("a fault in what looks after the bridge")
+            self._end()
+
+    def _pause(self) -> bool:
+        """Wait until there is something to be done; return whether that is to end."""
+        self._wake.wait(LOOK_SECONDS)
+        self._wake.clear()
+        return self._closing.is_set()
+
+    def _look(self) -> None:
+        """Hear of a tunnel's new URL, and tell where a worker reaches the bridge."""
+        if self.tunnel and self.tunnel.pid is not None:
+            self.tunnel.look()
+        if not self.server.is_lost():
+            self._announce()
 
 
 def served_objects(layout: Layout, settings: Settings) -> Path:
@@ -202,13 +290,26 @@ def _checked_url(url: str) -> str:
     return parse_address(f"{scheme}{separator}user:password@{rest}").url
 
 
-def _kept_password(path: Path) -> str:
+def _kept_password(layout: Layout) -> str:
     """Return the bridge's password, made once: the workers' settings hold it."""
-    try:
-        password = path.read_text("ascii").strip()
-    except FileNotFoundError:
-        password = ""
-    if not password:
+    password = read_password(layout)
+    if password is None:
         password = secrets.token_urlsafe(24)
-        publish_bytes(path, f"{password}\n".encode("ascii"), mode=0o600)
+        publish_bytes(password_file(layout), f"{password}\n".encode("ascii"), mode=0o600)
     return password
+
+
+def _objects(url: str) -> str:
+    return f"{url}/{OBJECTS}"
+
+
+def _failure(step: Callable[[], None]) -> str:
+    """Return why a step failed, "" when it did not."""
+    try:
+        step()
+    except OSError as error:
+        place = error.filename2 or error.filename or "the output"  # a rename's target, if it is one
+        return f"{place}: {error.strerror or error}"
+    except UserError as error:
+        return str(error)
+    return ""

@@ -88,6 +88,8 @@ class QuickTunnel(_Cloudflared):
     `folder` gets an empty configuration: the rules of the user's own one would answer in our place.
     """
 
+    fixed = False
+
     def __init__(self, target: str, folder: Path) -> None:
         super().__init__(target)
         self._config = folder / "cloudflared.yml"
@@ -120,6 +122,8 @@ class QuickTunnel(_Cloudflared):
 
 class NamedTunnel(_Cloudflared):
     """A tunnel of the user's own account and configuration, whose hostname they know."""
+
+    fixed = True
 
     def __init__(self, target: str, name: str, url: str) -> None:
         super().__init__(target)

@@ -7,16 +7,19 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from protocol.errors import RemoteError, UsageError
+from syncd.bridge import password_file, read_password
 from syncd.cli import BRIDGE_ADDRESS, Flag, Folder, Json
 
 if TYPE_CHECKING:
     from protocol.paths import Layout
     from syncd.bridge.bridge import Bridge
-    from syncd.config import Settings
+    from syncd.config import Key, Settings
 
 log = logging.getLogger("syncd")
 
@@ -27,6 +30,7 @@ def bridge(
     tunnel: str = "",
     url: str = "",
     folder: Folder = None,
+    show: Flag = False,
     show_key: Flag = False,
     json: Json = False,
 ) -> None:
@@ -43,6 +47,10 @@ def bridge(
         Where a worker reaches the bridge, when the tunnel cannot tell.
     folder
         The shared folder's end here.
+    show
+        Print again what the bridge that runs has printed, with
+        the URL of now. The exit code is 5 when none runs, or
+        it has no URL yet.
     show_key
         Print the key too, so that what is to be pasted is whole.
     json
@@ -54,6 +62,11 @@ def bridge(
 
     layout = find_folder(folder or Path())
     settings = load_settings(layout, {})
+    if show:
+        if tunnel or url:
+            raise UsageError(_SHOW, why="--show goes with --show-key, --json and --folder alone")
+        _show(layout, settings, show_key=show_key, json=json)
+        return
     start_logging(verbose=False)
     with (
         _until_signal() as ended,
@@ -63,6 +76,68 @@ def bridge(
     ):
         while not ended.wait(1.0):
             bridge.check()
+
+
+_SHOW = "syncd bridge --show"
+
+
+def _show(layout: Layout, settings: Settings, *, show_key: bool, json: bool) -> None:
+    """Print again what the bridge that runs has printed. Raises RemoteError where none does."""
+    from syncd.bridge import current_url, told
+    from syncd.bridge.running import is_running, read_record
+    from syncd.config import load_key
+
+    record, why, hint = read_record(layout), "", ""
+    if record is None or is_running(layout) is False:
+        why, hint = "no bridge runs for this folder", _START
+    elif current_url(layout) is None:
+        why = f"its tunnel, {record.tunnel_kind}, has told no URL yet"
+        hint = "Try again soon; .syncd/bridge/tunnel.log says what the tunnel does."
+    if record is None or why:
+        raise RemoteError(_SHOW, path=layout.root, why=why, hint=hint)
+    if json:
+        _print(told.json_line(record.url, password_file(layout)))
+    else:
+        teller = _Teller(layout, settings, load_key(layout), show_key)
+        _print(teller.first(record.url, record.advice))
+
+
+_START = "Start one: `syncd watch --bridge`, or `syncd bridge`, with the --tunnel that you use."
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Says what a person is told of a bridge, at first and when its URL is another one."""
+
+    layout: Layout
+    settings: Settings
+    key: Key | None
+    show_key: bool
+
+    def first(self, url: str, advice: str) -> str:
+        from syncd.bridge import told
+
+        text = told.first_text(
+            self._remote(url),
+            self.key,
+            show_key=self.show_key,
+            key_path=self.layout.key,
+            fallback=self.settings.fallback,
+        )
+        return "\n\n".join(part for part in (f"bridge: {url}", advice, text) if part)
+
+    def changed(self, url: str) -> str:
+        from syncd.bridge import told
+
+        text = "A worker with the other remote finds it by itself.\n"
+        if not self.settings.fallback:
+            text = told.changed_text(self._remote(url), sealed=self.key is not None)
+        return f"bridge: {url}\n\n{text}"
+
+    def _remote(self, url: str) -> str:
+        from syncd.bridge.told import worker_remote
+
+        return worker_remote(url, read_password(self.layout) or "")
 
 
 @contextlib.contextmanager
@@ -86,23 +161,16 @@ def running(
     from syncd.config import load_key
 
     at = Address.parse(address)
-    key = load_key(layout)
+    teller = _Teller(layout, settings, load_key(layout), show_key)
     seen: list[str] = []
 
     def tell(url: str) -> None:
-        remote = told.worker_remote(url, served.password)
         if json:
             _print(told.json_line(url, served.password_file))
         elif seen:
-            found = "A worker with the other remote finds it by itself.\n"
-            text = found if settings.fallback else told.changed_text(remote)
-            _print(f"bridge: {url}\n\n{text}")
+            _print(teller.changed(url))
         else:
-            _print(f"bridge: {url}\n\n{served.advice()}")
-            text = told.first_text(
-                remote, key, show_key=show_key, key_path=layout.key, fallback=settings.fallback
-            )
-            _print(text)
+            _print(teller.first(url, served.advice()))
         seen.append(url)
 
     objects = served_objects(layout, settings)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from protocol.errors import BusyError, RemoteError, UsageError
 from protocol.publish import make_dirs, publish_bytes
@@ -25,6 +27,11 @@ from syncd.rclone.binary import find_rclone
 _WHAT = "start the bridge"
 # As Linux and macOS say it, and Windows.
 _TAKEN = ("address already in use", "Only one usage of each socket address")
+
+
+# Whoever reads an object checks it against its name: the server's own MD5 of an upload takes three
+# quarters of its processor time. And reading ahead from a disk, which caches, only copies.
+LEAN = ("--ignore-checksum", "--buffer-size", "0")
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class BridgeServer(Child):
         self.address = address
         self._mounts = {OBJECTS: objects, SERVE: serve}
         self._password = password
+        self._absent = secrets.token_hex(16)  # a name that no object has
 
     def start(self) -> None:
         """Start the server and wait until it answers.
@@ -87,7 +95,11 @@ class BridgeServer(Child):
         when rclone is missing or does not start.
         """
         self._binary = find_rclone()
-        super().start()
+        try:
+            super().start()
+        except BusyError as error:
+            hint = "`syncd bridge --show` prints what to paste at a worker; or stop it first."
+            raise BusyError(_WHAT, path=error.path, why=error.why, hint=hint) from error
         if self.working(self.start_seconds + STOP_SECONDS):
             return
         self.close()
@@ -119,26 +131,41 @@ class BridgeServer(Child):
         # How long a change on the disk may go unseen. Of a folder that is being listed, rclone asks
         # for each file alone, and reads the folder again for it when this is over: with 1 ms 300
         # files take four times as long as with 20. With 0 it keeps a core busy for ever.
-        return [*command, "--dir-cache-time", "20ms", "--poll-interval", "0"]
+        return [*command, "--dir-cache-time", "20ms", "--poll-interval", "0", *LEAN]
 
     def environ(self) -> Mapping[str, str]:
         return {"RCLONE_USER": USER, "RCLONE_PASS": self._password}
 
     def answers(self, timeout: float) -> bool:
-        """Whether this very server answers, and asks for its password."""
-        return self._status({}, timeout) == 401 and self._status(self._login(), timeout) == 207
+        """Whether this very server answers, asks for its password, and has no folder locked."""
+        if self._status("PROPFIND", "/", {"Depth": "0"}, timeout) != 401:
+            return False
+        login = base64.b64encode(f"{USER}:{self._password}".encode()).decode("ascii")
+        headers = {"Authorization": f"Basic {login}", "Depth": "0"}
+        if self._status("PROPFIND", "/", headers, timeout) != 207:
+            return False
+        return all(self._status("DELETE", at, headers, timeout) != 423 for at in self._nothing())
 
-    def _login(self) -> dict[str, str]:
-        token = base64.b64encode(f"{USER}:{self._password}".encode()).decode("ascii")
-        return {"Authorization": f"Basic {token}", "Depth": "0"}
+    def _nothing(self) -> Iterator[str]:
+        """Yield a path in each folder of the objects at which there is nothing.
 
-    def _status(self, headers: Mapping[str, str], timeout: float) -> int:
+        Who has the password can LOCK a folder for ever, and only a lock's maker can end it. To
+        delete what is not there changes nothing, and is refused in a locked folder before rclone
+        looks whether it is there; one that is started again knows of no lock.
+        """
+        folders: list[str] = []
+        with contextlib.suppress(OSError):  # someone took them away
+            folders = [each.name for each in os.scandir(self._mounts[OBJECTS]) if each.is_dir()]
+        for folder in (f"/{OBJECTS}", *(f"/{OBJECTS}/{quote(name)}" for name in folders)):
+            yield f"{folder}/{self._absent}"
+
+    def _status(self, method: str, path: str, headers: Mapping[str, str], timeout: float) -> int:
         """Return the answer's code, or 0 when there is none, or none of ours."""
         at = self.address.from_here()
         connection = http.client.HTTPConnection(at.host, at.port, timeout=timeout)
         with contextlib.closing(connection):
             try:
-                connection.request("PROPFIND", "/", headers=dict(headers))
+                connection.request(method, path, headers=dict(headers))
                 return connection.getresponse().status
             except (OSError, http.client.HTTPException):
                 return 0

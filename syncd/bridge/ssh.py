@@ -31,6 +31,7 @@ class SshTunnel:
     port: int
     target: str  # host:port of the bridge
     proxy: str = ""  # the URL that leads to that port, when there is one
+    fixed: bool = field(default=True, init=False)
     _opened: bool = field(default=False, init=False)
 
     @classmethod

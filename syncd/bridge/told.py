@@ -11,7 +11,8 @@ from syncd.bridge import OBJECTS, SERVE, USER
 from syncd.config import Key
 from syncd.rclone.address import Address
 
-WATCH = "syncd watch --role worker --folder syncd"
+FOLDER = "syncd"
+WATCH = f"syncd watch --folder {FOLDER}"
 
 
 def worker_remote(url: str, password: str) -> str:
@@ -29,7 +30,8 @@ def first_text(
 ) -> str:
     """Return what to paste at a worker, in a shell or in a notebook's cell.
 
-    The key is asked for there, so that no notebook keeps it, unless `show_key`.
+    It makes a folder the worker's end, which keeps what is given to it, and starts the daemon. The
+    key is asked for there, so that no notebook keeps it, unless `show_key`.
     """
     in_shell, in_cell = [f"export SYNCD_REMOTE={shlex.quote(remote)}"], [_python(remote)]
     where = ""
@@ -42,24 +44,37 @@ def first_text(
         in_shell.append(f"export SYNCD_KEY={shlex.quote(text)}")
         in_cell.append(f'os.environ["SYNCD_KEY"] = {json.dumps(text)}')
     elif key is not None:
-        where = f"They ask for the key, which is the line in {key_path} (--show-key fills it in).\n"
+        where = (
+            f"They ask for the key, which is the line in {key_path}\n"
+            "(`syncd bridge --show --show-key` prints them with the key in them).\n"
+        )
         in_shell.append("read -rsp 'key: ' SYNCD_KEY && export SYNCD_KEY")
         in_cell.insert(0, "import getpass")
         in_cell.append('os.environ["SYNCD_KEY"] = getpass.getpass("key: ")')
+    start = _start(sealed=key is not None)
     return (
-        f"Paste at the worker, in a shell:\n\n{_block([*in_shell, WATCH])}\n"
-        f"or in a notebook's cell:\n\n{_block([*in_cell, f'!{WATCH}'])}\n{where}"
+        "Paste at the worker, where syncd must be installed (`pip install .` in a checkout), in a "
+        "shell:\n\n"
+        f"{_block([*in_shell, start])}\n"
+        f"or in a notebook's cell:\n\n{_block([*in_cell, f'!{start}'])}\n"
+        f"{where}The worker keeps them in the folder {FOLDER}: later `{WATCH}` is enough.\n"
     )
 
 
-def changed_text(remote: str) -> str:
+def changed_text(remote: str, *, sealed: bool = True) -> str:
     """Return what to do at a worker that knows another URL, and has no second remote."""
-    line = f"export SYNCD_REMOTE={shlex.quote(remote)}; {WATCH}"
+    start = _start(sealed=sealed)
+    in_shell = f"export SYNCD_REMOTE={shlex.quote(remote)}; {start}"
     return (
         "The URL has changed. Stop `syncd watch` at the worker (its stages go on), and paste:\n\n"
-        f"{_block([line])}\n"
-        f"or put it into the notebook's cell, and run that again:\n\n{_block([_python(remote)])}"
+        f"{_block([in_shell])}\n"
+        f"or in a notebook's cell:\n\n{_block([_python(remote), f'!{start}'])}"
     )
+
+
+def _start(*, sealed: bool) -> str:
+    unsealed = "" if sealed else " --unsealed"
+    return f"syncd init --role worker{unsealed} --folder {FOLDER} && {WATCH}"
 
 
 def json_line(url: str, password_file: Path) -> str:

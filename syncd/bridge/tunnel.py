@@ -18,6 +18,10 @@ from syncd.child import Child
 class Tunnel(Protocol):
     """One kind of tunnel: what to run, and what its output says."""
 
+    @property
+    def fixed(self) -> bool:
+        """Whether its URL is the same after each start."""
+
     def check(self) -> None:
         """Raise UsageError when it cannot be run on this machine at all."""
 

@@ -52,7 +52,7 @@ def read_stages(folder: Path) -> dict[str, Stage]:
             "read the stages",
             path=path,
             why="there is no such file",
-            hint="Define a stage there; examples/ has some.",
+            hint='Define a stage there: [stages.NAME], and below it command = "...".',
         ) from None
     except OSError as error:
         raise ConfigError("read the stages", path=path, why=error.strerror or str(error)) from error

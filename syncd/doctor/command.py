@@ -7,29 +7,23 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
 from rich.text import Text
 
-from protocol.errors import (
-    BusyError,
-    ConfigError,
-    DataError,
-    ExitCode,
-    RefusedError,
-    RemoteError,
-    RunFailedError,
-    UsageError,
-    UserError,
-)
+from protocol.errors import ExitCode, UsageError
 from protocol.logs import one_line
 from protocol.paths import Layout
+from protocol.queue import readable
+from protocol.wire import Role
 from syncd.cli import Flag, Folder, Json
+from syncd.doctor.bridge import check_bridge
 from syncd.doctor.checks import Check, run_checks
 from syncd.doctor.drill import Outcome, Verdict, do_drills
-from syncd.doctor.findings import Finding, Level, exit_code
+from syncd.doctor.findings import Finding, Level, exit_code, summary
 from syncd.doctor.folder import (
     check_daemon,
     check_disk,
@@ -48,8 +42,11 @@ from syncd.doctor.machine import (
 from syncd.doctor.own_pair import own_pair
 from syncd.doctor.patient import look_at
 from syncd.doctor.remote import check_remote
+from syncd.doctor.scene import Scene
+from syncd.doctor.writers import check_worker
 from syncd.show import plain_console
 from syncd.view import find_folder
+from syncd.watching import ended_by_sigterm
 
 Told = TypeVar("Told", Finding, Outcome)
 
@@ -65,7 +62,9 @@ CHECKS = (
     Check("onnx", check_onnx),
     Check("stages", check_stages),
     Check("daemon", check_daemon),
+    Check("bridge", check_bridge),
     Check("remote", check_remote, seconds=120.0),
+    Check("worker", check_worker),
 )
 _STYLES: dict[StrEnum, str] = {
     Level.OK: "green",
@@ -75,24 +74,23 @@ _STYLES: dict[StrEnum, str] = {
     Verdict.SKIPPED: "yellow",
     Verdict.FAILED: "bold red",
 }
-_ERRORS: dict[ExitCode, type[UserError]] = {
-    error.exit_code: error
-    for error in (UserError, ConfigError, DataError, RemoteError, RefusedError, BusyError)
-}
 
 
 def doctor(
     *,
+    role: Role | None = None,
     folder: Folder = None,
     json: Json = False,
     drill: Flag = False,
     local: Flag = False,
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
-) -> None:
+) -> ExitCode:
     """The command; what it does is said where it is registered, in `syncd.cli`.
 
     Parameters
     ----------
+    role
+        `controller` or `worker`; else from $SYNCD_ROLE, syncd.toml, or what `syncd watch` was here.
     folder
         The shared folder's end here.
     json
@@ -109,39 +107,65 @@ def doctor(
     if local and not drill:
         raise UsageError("syncd doctor", why="--local goes with --drill")
     if drill:
-        _drill(folder or Path(), local=local, yes=yes or local, json=json)
-        return
-    findings = _tell(run_checks(CHECKS, look_at(folder or Path())), _finding_line, json=json)
-    code = exit_code(findings)
-    if code is not ExitCode.OK:
-        count = sum(finding.level is Level.WRONG for finding in findings)
-        why = f"{count} of {len(findings)} things are wrong"
-        raise _ERRORS[code]("syncd doctor", why=why)
+        return _drill(folder or Path(), local=local, yes=yes or local, json=json)
+    patient = look_at(folder or Path(), role=role)
+    several = bool(patient.settings and patient.settings.fallback)
+    line = partial(_finding_line, several=several)
+    findings = _tell(run_checks(CHECKS, patient), line, json=json)
+    if not json:
+        print(summary(findings))
+    return exit_code(findings)
 
 
-def _drill(folder: Path, *, local: bool, yes: bool, json: bool) -> None:
-    """Do the drills. Raises RunFailedError when one has failed."""
+def _drill(folder: Path, *, local: bool, yes: bool, json: bool) -> ExitCode:
+    """Do the drills; return RUN_FAILED when one has failed."""
     if local:
         from syncd.doctor.scratch_pair import scratch_pair  # a worker's parts are Linux's alone
 
-        pair = scratch_pair()
+        pair = scratch_pair(tell=_tell_progress)
     else:
         layout = find_folder(folder)
         if not (yes or _agrees(layout)):
             raise UsageError("syncd doctor --drill", why="not agreed to", hint="--yes agrees.")
-        pair = own_pair(layout)
-    with pair as scene:
-        outcomes = _tell(do_drills(scene), _drill_line, json=json)
+        pair = own_pair(layout, tell=_tell_progress)
+    with ended_by_sigterm(), pair as scene:
+        try:
+            outcomes = _tell(do_drills(scene), _drill_line, json=json)
+        finally:
+            if not local:
+                _tell_lines(scene)
     failed = [each.drill for each in outcomes if each.verdict is Verdict.FAILED]
-    if failed:
-        raise RunFailedError("syncd doctor --drill", why=f"failed: {', '.join(failed)}")
+    if not json:
+        done = f"{len(failed)} of {len(outcomes)} failed: {', '.join(failed)}"
+        print(done if failed else "none failed")
+    return ExitCode.RUN_FAILED if failed else ExitCode.OK
+
+
+def _tell_progress(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+def _tell_lines(scene: Scene) -> None:
+    """Say which lines stand in the person's queue now, and what became of them."""
+    became = scene.became()
+    if not became:
+        return
+    told = [f"Added to {scene.layout.queue}, where they stay, since a queue is only added to:"]
+    for line, view in became.items():
+        state = f"{view.run_id}  {view.result or view.state}" if view else "not taken up yet"
+        told.append(f"{view.number if view else '':>6}  {readable(line)[:30]}...  {state}")
+    if not all(view and view.result for view in became.values()):
+        told.append("What has not ended prints its lines at the worker in its turn, and ends.")
+    print(*told, sep="\n", file=sys.stderr)
 
 
 def _agrees(layout: Layout) -> bool:
     """Ask whether to go on; nobody at a terminal has not agreed."""
     print(
         f"This starts `syncd watch` in {layout.root}, appends harmless sh: commands to queue.txt,\n"
-        "and kills and stalls that daemon, its rclone, and the children of a bridge meanwhile.",
+        "which stay there, and kills and stalls that daemon, its rclone, and the children of a\n"
+        "bridge meanwhile. A tunnel whose URL would be another one then is spared, unless the\n"
+        "worker is seen on a second remote, by which it finds the new URL.",
         file=sys.stderr,
     )
     if not sys.stdin.isatty():
@@ -156,9 +180,10 @@ def _drill_line(outcome: Outcome) -> Text:
     return line.append(one_line(outcome.why or outcome.must), style="default")
 
 
-def _finding_line(finding: Finding) -> Text:
+def _finding_line(finding: Finding, *, several: bool) -> Text:
     line = Text(f"{finding.level:<8}", style=_STYLES[finding.level])
-    return line.append(f" {finding.check:<15} {finding.told()}", style="default")
+    told = finding.told(of_several=several)
+    return line.append(f" {finding.check:<15} {told}", style="default")
 
 
 def _tell(found: Iterable[Told], line: Callable[[Told], Text], *, json: bool) -> list[Told]:

@@ -38,7 +38,7 @@ def do_drills(scene: Scene) -> Iterator[Outcome]:
 
 
 def _do(drill: Drill, scene: Scene) -> Outcome:
-    began = time.monotonic()
+    began, scene.now = time.monotonic(), drill.name
     verdict, why = Verdict.PASSED, ""
     try:
         why = drill.run(scene) or ""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from protocol.logs import LogEnd, parse_log_line
 from protocol.states import Result, State
+from syncd.doctor.bridge import why_not_cut
 from syncd.doctor.scene import DrillError, Proof, Scene, SkippedError, child, children
 from syncd.platform import KILL, Identity
-from syncd.view import append_commands
 
 RCLONE = "rclone/rclone"
 STALL_SECONDS = 10.0
@@ -61,7 +61,7 @@ def line_is_appended_while_it_is_dead(scene: Scene) -> None:
     proof = Proof(lines=3, pause=0)
     scene.watch.kill()
     try:
-        append_commands(scene.layout, [proof.line])
+        proof.append(scene)
     finally:
         scene.watch.start()
     proof.verify(scene)
@@ -91,6 +91,7 @@ def rclone_stands_still(scene: Scene) -> None:
     stopped.signal(signal.SIGSTOP)
     try:
         proof.append(scene)
+        scene.say(f"rclone stands still for {STALL_SECONDS:.0f} s")
         time.sleep(STALL_SECONDS)
     finally:
         stopped.signal(signal.SIGCONT)
@@ -101,6 +102,8 @@ def bridge_is_cut(scene: Scene) -> str | None:
     before = {name: p for name, p in children(scene.layout) if name.startswith("bridge/")}
     if not before:
         raise SkippedError("no `syncd bridge` runs for this folder")
+    if why := why_not_cut(scene.layout):
+        raise SkippedError(why)
     proof = Proof()
     if not scene.silent:
         proof.append(scene)
@@ -110,7 +113,7 @@ def bridge_is_cut(scene: Scene) -> str | None:
     for name, killed in before.items():
         scene.until(
             lambda name=name, killed=killed: child(scene.layout, name) not in (None, killed),  # type: ignore[misc]
-            f"{name} did not come back",
+            f"{name} to come back",
         )
     if scene.silent:
         return _CAME_BACK
@@ -150,11 +153,11 @@ def machine_is_lost(scene: Scene) -> None:
         raise SkippedError(_OTHER_END)
     shell = Proof(lines=10_000, pause=1)
     run = f"run:{STAGE}"
-    append_commands(scene.layout, [run, shell.line])
+    scene.append(run, shell.line)
     shell.started(scene)
     scene.until(
         lambda: any(record.state is State.STARTED for record in scene.records(run)),
-        "the stage did not start",
+        "the stage's start",
     )
     scene.lose()
     scene.replace()
@@ -184,7 +187,7 @@ def _rclone(scene: Scene, *, other_than: Identity | None = None) -> Identity:
         found = child(scene.layout, RCLONE)
         return None if found == other_than else found
 
-    return scene.until(find, "rclone did not come back")
+    return scene.until(find, "rclone to come back")
 
 
 DRILLS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,17 +20,23 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the report. `todo` says what to do; `exit_code` is 0 unless it is wrong."""
+    """One line of the report. `todo` says what to do; `exit_code` is 0 unless it is wrong.
+
+    `remote` names the remote that it is about, "" where it is about none.
+    """
 
     check: str
     level: Level
     found: str
     todo: str = ""
     exit_code: ExitCode = ExitCode.OK
+    remote: str = ""
 
-    def told(self) -> str:
-        """What was found and what to do, in one line."""
-        return one_line(f"{self.found.rstrip('.')}. {self.todo}" if self.todo else self.found)
+    def told(self, *, of_several: bool = False) -> str:
+        """What was found and what to do, in one line; on which remote, where there are several."""
+        named = of_several and self.remote not in self.found
+        found = f"{self.remote}: {self.found}" if named else self.found
+        return one_line(f"{found.rstrip('.')}. {self.todo}" if self.todo else found)
 
 
 def ok(check: str, found: str) -> Finding:
@@ -50,6 +56,15 @@ def from_error(check: str, error: UserError) -> Finding:
     parts = (error.what, error.path, error.why)
     found = ": ".join(part for part in parts if part)
     return wrong(check, found, error.hint, error.exit_code)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return the last line of the report: how many things are wrong, and which."""
+    bad = [finding.check for finding in findings if finding.level is Level.WRONG]
+    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    parts = [f"{len(bad)} of {len(findings)} wrong: {', '.join(dict.fromkeys(bad))}"] if bad else []
+    parts += [f"{warnings} warning{'s' if warnings > 1 else ''}"] if warnings else []
+    return "; ".join(parts if bad else ["nothing is wrong", *parts])
 
 
 def exit_code(findings: Iterable[Finding]) -> ExitCode:

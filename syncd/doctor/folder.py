@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -29,7 +30,7 @@ from syncd.platform import (
     is_ours,
     takes_long_paths,
 )
-from syncd.rclone.errors import shown
+from syncd.rclone.errors import shown, without_secrets
 from syncd.view import is_watched, read_problems, read_status
 from syncd.watch import needs_polling
 
@@ -47,8 +48,21 @@ def check_folder(patient: Patient, stop: threading.Event) -> Iterator[Finding]:
         settings = patient.settings
         told = f"{patient.layout.root} is the {settings.role}'s end of {shown(settings.remote)}"
         yield ok("folder", f"{told}{_overridden()}")
-    if patient.layout and "key" not in patient.errors:
-        yield _key_finding(patient)
+    if patient.layout:
+        yield from _misplaced(patient.layout)
+        if "key" not in patient.errors:
+            yield _key_finding(patient)
+
+
+def _misplaced(layout: Layout) -> Iterator[Finding]:
+    """Yield what is a file and should be a folder, or the other way round: nothing can start."""
+    for path in (layout.private, layout.inbox, layout.serve):
+        if path.exists() and not path.is_dir():
+            told = f"{path} is a file, and has to be a folder"
+            yield wrong("folder", told, "Move it away; `syncd watch` makes it.", ExitCode.CONFIG)
+    if layout.queue.is_dir():
+        told = f"{layout.queue} is a folder, and has to be a file"
+        yield wrong("folder", told, "Move it away, and run `syncd init`.", ExitCode.CONFIG)
 
 
 def _overridden() -> str:
@@ -59,12 +73,25 @@ def _overridden() -> str:
 def _key_finding(patient: Patient) -> Finding:
     key = patient.key
     if key is None:
-        told = "there is none: whoever can write to the remote can run code on the worker"
-        return warning("key", told, "Make both ends anew without --unsealed.")
+        return _keyless(patient)
     if key.previous:
         told = f"of folder {key.folder}; it is being rotated, and the one before opens still"
         return warning("key", told, "Give the other end the new one, and restart both daemons.")
     return ok("key", f"of folder {key.folder}, well-formed")
+
+
+def _keyless(patient: Patient) -> Finding:
+    worker = patient.role is Role.WORKER
+    todo = "Make both ends anew without --unsealed."
+    if worker:
+        todo = "Give it the key: in SYNCD_KEY the text of the controller's .syncd/key, or a copy "
+        todo += "by `syncd init --role worker --key-file COPY`."
+    if patient.settings is None or patient.settings.unsealed:
+        told = "there is none: whoever can write to the remote can run code on the worker"
+        return warning("key", told, todo)
+    told = "there is none, and `syncd watch` does not start without"
+    todo = todo if worker else "`syncd init` makes one, of which the worker needs a copy."
+    return wrong("key", told, todo, ExitCode.CONFIG)
 
 
 def check_rights(patient: Patient, stop: threading.Event) -> Iterator[Finding]:
@@ -90,7 +117,7 @@ def _too_open(layout: Layout, settings: Settings | None) -> Iterator[Finding]:
     if not has_modes():
         return
     secrets = [layout.private, layout.key]
-    if settings and shown(settings.remote) != settings.remote:  # it holds a password
+    if _holds_password(layout.settings):
         secrets.append(layout.settings)
     for path in secrets:
         if todo := _closing(path):
@@ -100,6 +127,15 @@ def _too_open(layout: Layout, settings: Settings | None) -> Iterator[Finding]:
     config = settings.rclone_config if settings else ""
     if config and (todo := _closing(Path(config))):
         yield warning("rights", f"other users can look at {config}, rclone's passwords", todo)
+
+
+def _holds_password(path: Path) -> bool:
+    """Whether a file of settings has a password in it, of any remote."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError):
+        return False  # that it cannot be read is told elsewhere
+    return without_secrets(text) != text
 
 
 def _closing(path: Path) -> str:
@@ -134,9 +170,13 @@ def check_filesystem(patient: Patient, stop: threading.Event) -> Iterator[Findin
     kind = filesystem_type(private) or "of unknown type"
     try:
         alike = _try_out(private)
+    except PermissionError:
+        yield warning("file system", f"{kind}: not tried out, for this user may not write there")
+        return
     except (OSError, BusyError) as error:
         told = f"{kind}: a file cannot be made, synced, renamed and locked there: {error}"
-        todo = "Make room if it is full; else put the folder on a local disk."
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        todo = "Make room on it." if full else "Put the folder on a local disk."
         yield wrong("file system", told, todo, ExitCode.DATA)
         return
     if needs_polling(patient.layout.root):

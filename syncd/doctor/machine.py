@@ -80,12 +80,15 @@ def check_memory(patient: Patient, stop: threading.Event) -> Iterator[Finding]:
 
 def check_gpu(patient: Patient, stop: threading.Event) -> Iterator[Finding]:
     """The GPUs, as the driver and as torch see them; a controller needs none."""
-    if patient.role is not Role.WORKER:
+    if patient.role is Role.CONTROLLER:
         yield ok("gpu", "none is needed at this end")
         return
     driver = _driver_gpus()
     if driver:
         yield ok("gpu", "; ".join(driver))
+    elif patient.role is None:
+        yield ok("gpu", "nvidia-smi shows none; only a worker needs one")
+        return
     else:
         yield warning("gpu", "nvidia-smi shows none", "Choose a GPU in the notebook's settings.")
     if importlib.util.find_spec("torch") is None:

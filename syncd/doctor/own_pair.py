@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from protocol.errors import BusyError, UsageError
 from protocol.paths import Layout
@@ -12,7 +13,7 @@ from protocol.status import duration, gone_after
 from protocol.wire import Role
 from syncd.config import load_settings
 from syncd.doctor.scene import DrillError, Scene
-from syncd.view import is_watched, read_age, read_status
+from syncd.view import is_watched, read_age, read_role, read_status
 from syncd.watching import Watch
 
 HEARD_SECONDS = 45.0  # a worker sends a heartbeat every 20 s
@@ -22,13 +23,13 @@ DRILL = "syncd doctor --drill"
 
 
 @contextlib.contextmanager
-def own_pair(layout: Layout) -> Iterator[Scene]:
-    """Start `syncd watch` for this folder, and end it again.
+def own_pair(layout: Layout, *, tell: Callable[[str], None] = lambda what: None) -> Iterator[Scene]:
+    """Start `syncd watch` for this folder, with this environment, and end it again.
 
     Raises BusyError when one runs that the drills have not started, and so must not kill;
     UsageError at a worker's end.
     """
-    if load_settings(layout, {}).role is Role.WORKER:
+    if (read_role(layout) or load_settings(layout, {}).role) is Role.WORKER:
         raise UsageError(
             DRILL,
             path=layout.root,
@@ -42,8 +43,9 @@ def own_pair(layout: Layout) -> Iterator[Scene]:
             why="a `syncd watch` runs there, and the drills kill one of their own",
             hint="Stop it, and start it again afterwards.",
         )
-    watch = Watch(layout, layout.private / OUTPUT)
-    scene = Scene(watch)
+    environ = {**os.environ, "SYNCD_ROLE": Role.CONTROLLER}
+    watch = Watch(layout, layout.private / OUTPUT, environ=environ)
+    scene = Scene(watch, tell=tell)
     watch.start()
     try:
         scene.silent = _why_silent(scene)
@@ -73,7 +75,7 @@ def _why_silent(scene: Scene) -> str:
         return len(dated) > 1 or abs(now - status.time) < gone_after(status)
 
     try:
-        scene.until(heard, "no heartbeat", seconds=HEARD_SECONDS)
+        scene.until(heard, "the worker's heartbeat", seconds=HEARD_SECONDS)
     except DrillError:
         scene.check()
         age = read_age(scene.layout)

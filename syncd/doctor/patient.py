@@ -14,7 +14,7 @@ from protocol.errors import ConfigError, DataError, UserError
 from protocol.paths import Layout
 from protocol.wire import Role
 from syncd.config import Key, Settings, load_key, load_settings
-from syncd.view import find_folder
+from syncd.view import find_folder, read_role
 
 T = TypeVar("T")
 
@@ -35,16 +35,17 @@ class Patient:
         return self.settings.role if self.settings else None
 
 
-def look_at(start: Path, *, seconds: float = LOOK_SECONDS) -> Patient:
+def look_at(start: Path, *, role: Role | None = None, seconds: float = LOOK_SECONDS) -> Patient:
     """Read what there is of the end in the folder `start`, or above it. Never raises UserError.
 
+    `role` is a person's word for which end it is; else the settings say so, or the daemon's state.
     In a thread: where a mount hangs, that is what is told after some seconds.
     """
     found: Future[Patient] = Future()
 
     def read() -> None:
         try:
-            found.set_result(_read(start))
+            found.set_result(_read(start, role))
         except BaseException as error:
             found.set_exception(error)
 
@@ -56,7 +57,7 @@ def look_at(start: Path, *, seconds: float = LOOK_SECONDS) -> Patient:
     return Patient(errors={"folder": DataError("look at", path=start, why=why, hint=hint)})
 
 
-def _read(start: Path) -> Patient:
+def _read(start: Path, role: Role | None) -> Patient:
     errors: dict[str, UserError] = {}
 
     def attempt(name: str, read: Callable[[], T]) -> T | None:
@@ -72,9 +73,13 @@ def _read(start: Path) -> Patient:
     layout = attempt("folder", lambda: find_folder(start))
     if layout is None:
         return Patient(errors=errors)
+    known = None
+    with suppress(UserError, OSError):  # a damaged state is told by a check
+        known = read_role(layout)
+    flags = {"role": role}
     return Patient(
         layout=layout,
-        settings=attempt("settings", lambda: load_settings(layout, {})),
+        settings=attempt("settings", lambda: load_settings(layout, flags, role=known)),
         key=attempt("key", lambda: load_key(layout)),
         errors=errors,
     )

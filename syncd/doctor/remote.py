@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,19 +54,30 @@ def _examine(patient: Patient, settings: Settings, stop: threading.Event) -> Ite
     with opened(settings) as rclone:
         for name in (settings.remote, *settings.fallback):
             remote = RcloneRemote(rclone, name, treat_as=settings.profile)
-            began = time.monotonic()
-            try:
-                remote.check()
-                count = len(remote.list(""))
-            except RemoteError as error:
-                yield _unreachable(error)
-                continue
-            took = _ms(time.monotonic() - began)
-            told = f"{shown(name)} ({remote.kind() or 'by environment'})"
-            yield ok("remote", f"{told} lists {count} entries in {took}")
-            for part in (_there_and_back(rclone, remote, stop), look_at_writers(patient, remote)):
-                if not stop.is_set():
-                    yield from part
+            for finding in _examine_one(patient, rclone, remote, shown(name), stop):
+                yield replace(finding, remote=shown(name))
+
+
+def _examine_one(
+    patient: Patient, rclone: Rclone, remote: RcloneRemote, name: str, stop: threading.Event
+) -> Iterator[Finding]:
+    began = time.monotonic()
+    try:
+        remote.check()
+        count = len(remote.list(""))
+    except RemoteError as error:
+        yield _unreachable(error)
+        return
+    took = _ms(time.monotonic() - began)
+    told = f"{name} ({remote.kind() or 'by environment'})"
+    yield ok("remote", f"{told} lists {count} entries in {took}")
+    for part in (_there_and_back(rclone, remote, stop), look_at_writers(patient, remote)):
+        if stop.is_set():
+            return
+        try:
+            yield from part
+        except RemoteError as error:  # it keeps no other remote from being looked at
+            yield from_error("remote", error)
 
 
 @contextlib.contextmanager

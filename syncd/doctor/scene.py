@@ -22,13 +22,14 @@ from protocol.paths import Layout
 from protocol.queue import encode_script
 from protocol.states import Result, State
 from syncd.platform import Identity
-from syncd.view import append_commands, is_watched, read_commands, read_records
+from syncd.view import CommandView, append_commands, is_watched, read_commands, read_records
 from syncd.watching import Watch
 
 T = TypeVar("T")
 
 PATIENCE = 180.0
 LOOK_SECONDS = 0.1
+TELL_SECONDS = 2.0  # for what takes less, nobody asks
 LINES = 20
 PAUSE_SECONDS = 0.2
 
@@ -46,12 +47,17 @@ class Scene:
     """A pair of ends as far as it can be reached from here.
 
     `watch` is the controller's daemon, started by us. `silent` says why the worker cannot be
-    counted on, "" when it can. The rest is there in a scratch pair alone: the worker's daemon, how
-    to cut and mend its connection, and how to take its machine away and start another one.
+    counted on, "" when it can; `tell` shows what is being done, in the drill `now`; `appended` are
+    the lines that were added to the queue. The rest is there in a scratch pair alone: the worker's
+    daemon, how to cut and mend its connection, and how to take its machine away and start another
+    one.
     """
 
     watch: Watch
     silent: str = ""
+    tell: Callable[[str], None] = lambda what: None
+    now: str = ""
+    appended: list[str] = field(default_factory=list)
     worker: Watch | None = None
     cut: Callable[[], None] | None = None
     mend: Callable[[], None] | None = None
@@ -63,16 +69,27 @@ class Scene:
         return self.watch.layout
 
     def until(self, found: Callable[[], T | None], what: str, *, seconds: float = PATIENCE) -> T:
-        """Return what `found` returns once it is true. Raises DrillError after a while."""
-        deadline = time.monotonic() + seconds
+        """Wait for `what`: return what `found` returns once it is true.
+
+        Raises DrillError after a while.
+        """
+        began, told = time.monotonic(), False
+        deadline = began + seconds
         while True:
             with suppress(UserError):  # a file that is being made
                 if value := found():
                     return value
             self.check()
             if time.monotonic() > deadline:
-                raise DrillError(f"{what}, after {seconds:.0f} s")
+                raise DrillError(f"waited {seconds:.0f} s for {what}")
+            if not told and time.monotonic() > began + TELL_SECONDS:
+                self.say(f"waiting for {what}, {seconds:.0f} s at most")
+                told = True
             time.sleep(LOOK_SECONDS)
+
+    def say(self, what: str) -> None:
+        """Show what is being done."""
+        self.tell(f"{self.now}: {what}" if self.now else what)
 
     def check(self) -> None:
         """Raise DrillError when a daemon has ended by itself."""
@@ -92,11 +109,15 @@ class Scene:
         for watch in watches:
             self.until(lambda w=watch: is_watched(w.layout) is not False, _BACK)  # type: ignore[misc]
 
-    def append(self, line: str) -> int:
-        """Append a line to the queue, as a person would; return the number that it will have."""
-        number = max((view.number for view in read_commands(self.layout)), default=0) + 1
-        append_commands(self.layout, [line])
-        return number
+    def append(self, *lines: str) -> None:
+        """Append lines to the queue, as a person would."""
+        append_commands(self.layout, lines)
+        self.appended += lines
+
+    def became(self) -> dict[str, CommandView | None]:
+        """What became of each line that was appended; None where the daemon has not taken it up."""
+        views = {view.line: view for view in read_commands(self.layout)}
+        return {line: views.get(line) for line in self.appended}
 
     def records(self, line: str) -> list[JournalRecord]:
         """The journal's records of a line, as the controller has them."""
@@ -109,10 +130,10 @@ class Scene:
             found = [record for record in self.records(line) if record.state is State.ENDED]
             return found[-1] if found else None
 
-        return self.until(find, "the command did not end")
+        return self.until(find, "the command's end")
 
 
-_BACK = "the daemon did not come back"
+_BACK = "the daemon to come back"
 
 
 @dataclass
@@ -140,7 +161,7 @@ class Proof:
         states = (State.STARTED, State.ENDED)
         scene.until(
             lambda: any(record.state in states for record in scene.records(self.line)),
-            "the command did not start",
+            "the command's start",
         )
 
     def verify(self, scene: Scene) -> None:
@@ -172,7 +193,7 @@ def children(layout: Layout) -> Iterator[tuple[str, Identity]]:
         [*layout.private.glob("rclone/*.pid"), *layout.private.glob("bridge/*.pid")]
     ):
         with suppress(OSError, ValueError, TypeError, LookupError):
-            pid, start, boot = json.loads(path.read_bytes())
+            pid, start, boot, *_ = json.loads(path.read_bytes())
             identity = Identity(int(pid), str(start), str(boot))
             if identity.alive():
                 yield f"{path.parent.name}/{path.stem}", identity

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class _Machines:
                 process.signal(KILL)
             return not left
 
-        self.scene.until(none_left, "the worker's processes live on")
+        self.scene.until(none_left, "the end of the worker's processes")
 
 
 def _stages_of(layout: Layout) -> Iterator[Identity]:
@@ -87,7 +87,7 @@ def _stages_of(layout: Layout) -> Iterator[Identity]:
 
 
 @contextlib.contextmanager
-def scratch_pair() -> Iterator[Scene]:
+def scratch_pair(*, tell: Callable[[str], None] = lambda what: None) -> Iterator[Scene]:
     """Make both ends in a scratch folder, which is removed afterwards, and start their daemons.
 
     Raises ConfigError where no worker can run.
@@ -102,7 +102,7 @@ def scratch_pair() -> Iterator[Scene]:
         initialise(laptop, role=Role.CONTROLLER, remote=str(remote))
         server = stack.enter_context(serve_webdav(remote, folder / "cache"))
         link = stack.enter_context(SlowLink(server.port))
-        scene = Scene(Watch(laptop, folder / "laptop.log"))
+        scene = Scene(Watch(laptop, folder / "laptop.log"), tell=tell)
         machines = _Machines(folder, server.url(link.port), scene)
         stack.callback(_end, scene, machines)
         scene.watch.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +66,6 @@ def look_at_writers(patient: Patient, remote: RcloneRemote) -> Iterator[Finding]
     if "key" not in patient.errors:
         yield _peer(role.peer, [f for f in folders if f.writer.role is role.peer])
         yield _doubled(own, [f for f in folders if f.writer.role is role])
-    yield from _other_clock(layout, role)
 
 
 def _own(layout: Layout) -> _Own:
@@ -162,9 +162,10 @@ def _doubled(own: _Own, folders: Sequence[_Folder]) -> Finding:
     return ok("writers", f"{own.writer} is this end; nobody else writes in its place")
 
 
-def _other_clock(layout: Layout, role: Role) -> Iterator[Finding]:
-    """Compare the worker's clock with this one, by its newest heartbeat."""
-    if role is Role.WORKER:
+def check_worker(patient: Patient, stop: threading.Event) -> Iterator[Finding]:
+    """When the worker was heard last, and whether its clock is right, by its newest heartbeat."""
+    layout = patient.layout
+    if layout is None or patient.role is not Role.CONTROLLER:
         return  # a controller sends no heartbeat
     try:
         status, age = read_status(layout), read_age(layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -38,7 +39,13 @@ class Endpoint(Protocol):
         """Return a new connection, not yet connected."""
 
     def clear(self) -> None:
-        """Remove what an rclone that is gone has left."""
+        """Make its place fit for a new rclone: called before each start.
+
+        Raises RemoteError when the place is another user's, OSError.
+        """
+
+    def remove(self) -> None:
+        """Leave nothing in its place: the last rclone is gone."""
 
 
 class _UnixConnection(HTTPConnection):
@@ -47,6 +54,9 @@ class _UnixConnection(HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
+        # Where a cleaner has taken the folder away, another user may have made one of its name.
+        if not _is_our_folder(self._path.parent):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "another user's", str(self._path))
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.sock.settimeout(self.timeout)
@@ -57,10 +67,15 @@ class _UnixConnection(HTTPConnection):
 
 
 class UnixEndpoint:
-    """A socket that only this user can reach, since its folder is 0700."""
+    """A socket that only this user can reach, since its folder is 0700.
+
+    It lies in `folder`, or in a short one of our own below the system's temporary folder, where a
+    cleaner may take it away while we run, and nobody else would.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.path = _socket_folder(folder) / "rc.sock"
+        self._short = _short_folder(folder)
+        self.path = (self._short or folder) / "rc.sock"
 
     def flags(self) -> list[str]:
         return ["--rc-addr", f"unix://{self.path}", "--rc-no-auth"]
@@ -75,7 +90,17 @@ class UnixEndpoint:
         return _UnixConnection(self.path)
 
     def clear(self) -> None:
+        if self._short:
+            private_folder(self._short)
         self.path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        # What cannot be removed hinders nobody: the next start clears it.
+        with contextlib.suppress(OSError):
+            if _is_our_folder(self.path.parent):
+                self.path.unlink(missing_ok=True)
+                if self._short:
+                    self._short.rmdir()
 
 
 class TcpEndpoint:
@@ -102,6 +127,9 @@ class TcpEndpoint:
         # Another program may have taken the port meanwhile.
         self._port = _free_port()
 
+    def remove(self) -> None:
+        """A port leaves nothing."""
+
 
 def endpoint(folder: Path) -> Endpoint:
     """Return the best endpoint of this system; `folder` is private to us."""
@@ -114,25 +142,30 @@ def private_folder(folder: Path) -> Path:
     The folder comes back absolute.
     """
     make_dirs(folder, mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or not is_ours(found):
+    if not _is_our_folder(folder):
         raise RemoteError(
             "make a private folder",
             path=folder,
             why="it is not a folder of this user",
             hint="Remove it, or set TMPDIR to a folder of your own.",
         )
-    if has_modes() and stat.S_IMODE(found.st_mode) & 0o077:
+    if has_modes() and stat.S_IMODE(folder.lstat().st_mode) & 0o077:
         folder.chmod(0o700)
     return folder.absolute()
 
 
-def _socket_folder(folder: Path) -> Path:
-    """Return `folder`, or a short one that stands for it when a path is too long."""
+def _is_our_folder(path: Path) -> bool:
+    """Whether a folder, and no link to one, is at `path` and belongs to this user."""
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and is_ours(found)
+
+
+def _short_folder(folder: Path) -> Path | None:
+    """Return the folder that stands for `folder` where that one's path is too long."""
     if len(os.fsencode(folder.absolute() / "rc.sock")) <= _LONGEST_SOCKET_PATH:
-        return folder
+        return None
     digest = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-    return private_folder(Path(tempfile.gettempdir()) / f"syncd-{digest}")
+    return Path(tempfile.gettempdir()) / f"syncd-{digest}"
 
 
 def _free_port() -> int:

@@ -84,6 +84,10 @@ class Rclone:
         """
         self._process.start()
 
+    def hurry(self) -> None:
+        """Let no call wait any more for an rclone that does not run; `close` comes soon."""
+        self._process.hurry()
+
     def close(self) -> None:
         """End rclone. Calls in other threads end with Fatal. Safe to call twice."""
         self._process.close()
@@ -154,6 +158,8 @@ class Rclone:
                 raise Unreachable(
                     request.what, path=request.where, why=why, hint=NOBODY_ANSWERS
                 ) from error
+            # Or it runs and cannot be reached: its socket was taken away.
+            self._process.kill_if_silent(process, ANSWER_SECONDS)
             why = f"rclone went away: {str(error) or type(error).__name__}"
             raise Transient(request.what, path=request.where, why=why) from error
         finally:

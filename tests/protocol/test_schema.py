@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.schema import MAX_DEPTH, decode, dumps, loads
+from protocol.schema import MAX_DEPTH, decode, dumps, load_toml, loads
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -144,3 +144,13 @@ def test_what_is_written_is_read_back_and_text_that_is_not_unicode_is_mended():
 @example("\ud83d")
 def test_whatever_text_is_written_can_be_read(value: Any):
     assert loads(dumps(value)) == loads(dumps(loads(dumps(value))))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a = 1\nb = ", 2), ("a =", 1), ('a = """\n\nx', 3), ("a = 1\n\nb\n", 3), ("[a]\n= 1\n", 2)],
+)
+def test_what_is_no_toml_is_told_with_its_line(text: str, line: int) -> None:
+    with pytest.raises(ValueError, match=rf"line {line}\b"):
+        load_toml(text)
+    assert load_toml("a = 1") == {"a": 1}

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 from waiting import eventually
 
+from protocol.errors import BusyError
 from syncd.child import Child
+from syncd.platform import Identity
 
 Start = Callable[..., Child]
 
@@ -30,12 +35,16 @@ class Script(Child):
         self.script = script
         self.changes: list[bool] = []
         self.ready = False
+        self.tidied = False
 
     def command(self) -> list[str]:
         return ["sh", "-c", self.script]
 
     def prepare(self) -> None:
         self.ready = False
+
+    def tidy(self) -> None:
+        self.tidied = True
 
     def heard(self, line: str) -> bool:
         self.ready |= line == "ready"
@@ -201,6 +210,54 @@ def test_nothing_of_ours_is_in_its_environment(start, monkeypatch, tmp_path):
     child = start(f"env > {tmp_path}/env; echo ready; exec sleep 1000")
     assert child.working(30)
     assert "SYNCD_" not in (tmp_path / "env").read_text()
+
+
+def left_by(owner: Identity, orphan: Identity) -> str:
+    return json.dumps([part for each in (orphan, owner) for part in astuple(each)])
+
+
+def test_what_another_one_that_lives_has_started_is_left_alone(start, tmp_path):
+    orphan, owner = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
+    (tmp_path / "run").mkdir()
+    record = tmp_path / "run" / "script.pid"
+    record.write_text(left_by(*(Identity.of(each.pid) for each in (owner, orphan))))
+    with pytest.raises(BusyError, match=f"process {owner.pid}, which has lost its lock"):
+        start("echo ready; exec sleep 1000")
+    assert orphan.poll() is None
+    owner.kill()
+    owner.wait()
+    assert start("echo ready; exec sleep 1000").working(30)
+    assert orphan.wait(30) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"[1]", b"[]", b"{}", b"1", b'["x", "y", "z"]'])
+def test_a_damaged_record_of_what_was_left_is_none(start, tmp_path, damage):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "script.pid").write_bytes(damage)
+    assert start("echo ready; exec sleep 1000").working(30)
+
+
+def test_one_whose_folder_was_moved_away_is_not_started_again(start, tmp_path):
+    child = start("echo ready; exec sleep 1000")
+    pid = child.working(30).pid
+    assert not child.is_lost()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert child.is_lost()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: child.closed)
+    assert child.failure == "its folder was moved or replaced while it ran"
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_it_has_left_is_removed_at_the_end_if_its_folder_is_still_there(tmp_path):
+    for moved in (False, True):
+        child = Script(tmp_path / "run", "echo ready; exec sleep 1000")
+        child.start()
+        assert child.working(30)
+        if moved:
+            (tmp_path / "run").rename(tmp_path / "moved")
+        child.close()
+        assert child.tidied is not moved
 
 
 def test_it_is_started_once(start):

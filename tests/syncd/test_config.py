@@ -87,6 +87,12 @@ def test_an_end_without_a_key_starts_only_where_the_settings_say_so(layout):
     assert required_key(layout, replace(sealed, unsealed=True), {"SYNCD_KEY": key.text()}) == key
 
 
+@pytest.mark.parametrize("fallback", [("d:",), ("e:", "f:", "e:")])
+def test_a_remote_is_named_once(fallback):
+    with pytest.raises(ConfigError, match="fallback names a remote twice, or the first one"):
+        Settings(role=Role.WORKER, remote="d:", fallback=fallback)
+
+
 def test_every_setting_has_a_case():
     assert set(CASES) == {field.name for field in dataclasses.fields(Settings)}
 
@@ -114,8 +120,16 @@ def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(l
 @pytest.mark.parametrize("missing", ["role", "remote"])
 def test_what_must_be_set_is_asked_for(layout, missing):
     flags = {name: value for name, value in BASE.items() if name != missing}
-    with pytest.raises(ConfigError, match=rf"syncd\.toml: {missing} is not set.*give --{missing}"):
+    told = rf"syncd\.toml: {missing} is not set.*set SYNCD_{missing.upper()}"
+    with pytest.raises(ConfigError, match=told):
         load_settings(layout, flags, {})
+
+
+def test_what_is_known_of_the_role_is_taken_where_nothing_else_says_it(layout):
+    known = {"role": Role.WORKER}
+    assert load_settings(layout, {"remote": "x"}, {}, **known).role is Role.WORKER
+    environ = {"SYNCD_ROLE": "controller", "SYNCD_REMOTE": "x"}
+    assert load_settings(layout, {}, environ, **known).role is Role.CONTROLLER
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +79,9 @@ def test_nothing_is_done_before_it_is_agreed_to(
         monkeypatch.setattr(sys, "stdin", nobody)
         root = local_ends.laptop.layout.root
         assert main(["doctor", "--drill", "-C", str(root)]) == ExitCode.USAGE
-    assert "kills and stalls" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "kills and stalls" in told
+    assert "A tunnel whose URL would be another one then is spared" in told
     assert not (local_ends.laptop.layout.private / "drill.log").exists()
 
 
@@ -86,6 +90,43 @@ def test_a_worker_s_end_is_told_where_to_do_it(local_ends: Ends, capsys) -> None
     assert main(["doctor", "--drill", "--yes", "-C", str(vm.root)]) == ExitCode.USAGE
     assert "--local" in capsys.readouterr().err
     assert main(["doctor", "--local"]) == ExitCode.USAGE
+
+
+def test_which_lines_it_appended_and_that_they_stay_is_told(
+    local_ends: Ends, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    local_ends.new_vm().start()
+    layout = local_ends.laptop.layout
+    monkeypatch.setattr(drill_module, "DRILLS", DRILLS[:1])
+    assert main(["doctor", "--drill", "--yes", "-C", str(layout.root)]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == "none failed"
+    assert "where they stay, since a queue is only added to" in told.err
+    assert re.search(r"^ +1  sh: .*  sh\.0001\.\w+  success$", told.err, re.MULTILINE)
+    assert "has not ended" not in told.err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, ExitCode.INTERRUPTED),
+        (signal.SIGINT, ExitCode.INTERRUPTED),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_drill_that_is_ended_leaves_no_daemon_and_says_what_it_waits_for(
+    number: int, code: int, local_ends: Ends
+) -> None:
+    layout, progress = local_ends.laptop.layout, local_ends.folder / "progress"
+    command = [sys.executable, "-m", "syncd", "doctor", "--drill", "--yes", "-C", str(layout.root)]
+    with open(progress, "wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    waits = b"waiting for the worker's heartbeat, 45 s at most"
+    eventually(lambda: waits in progress.read_bytes(), within=60)
+    eventually(lambda: is_watched(layout))
+    process.send_signal(number)
+    assert process.wait(60) == code
+    eventually(lambda: not is_watched(layout), what="its `syncd watch` lives on")
 
 
 @pytest.mark.long
@@ -223,3 +264,15 @@ def test_a_drill_that_fails_keeps_none_from_being_done(
         (Verdict.FAILED, "no disk"),
         (Verdict.PASSED, ""),
     ]
+
+
+def test_what_became_of_the_lines_that_were_appended_is_known(local_ends: Ends) -> None:
+    layout = local_ends.laptop.layout
+    scene = Scene(Watch(layout, local_ends.folder / "output"))
+    first, second = Proof(), Proof()
+    with scene.watch.running():
+        first.append(scene)
+        eventually(lambda: scene.became()[first.line], within=60)
+    second.append(scene)
+    views = scene.became()
+    assert [views[first.line].state, views[second.line]] == [State.QUEUED, None]  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -229,6 +230,21 @@ def test_who_holds_a_lock_is_named_where_that_is_known(tmp_path):
         unknown = pytest.raises(BusyError, match="another process holds the lock")
         with unknown, exclusive_lock(lock, "x"):
             pass
+
+
+def test_a_lock_is_lost_when_its_file_is_not_where_it_was(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with exclusive_lock(folder / "lock", "x") as lock:
+        assert not lock.is_lost()
+        folder.rename(tmp_path / "moved")
+        assert lock.is_lost()
+        folder.mkdir()
+        with exclusive_lock(folder / "lock", "x") as other:
+            assert (lock.is_lost(), other.is_lost()) == (True, False)
+        shutil.rmtree(folder)
+        (tmp_path / "moved").rename(folder)
+        assert not lock.is_lost()
 
 
 def test_a_lock_ends_with_its_process_and_not_with_its_children(tmp_path):

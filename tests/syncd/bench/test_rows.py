@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from protocol.bench import Figure
 from protocol.errors import RunFailedError, UsageError
 from syncd.bench import bulk, latency, traffic
+from syncd.bench.command import link
 from syncd.bench.link import OWN_ROWS, ROWS, chosen, run
 from syncd.bench.own import below, http_calls, scratch
 from syncd.bench.place import Place
@@ -142,3 +144,14 @@ def test_http_calls_are_read_from_rclones_metrics():
 def test_stages_are_written_as_toml():
     text = stages_text({"a": ["python", "-c", 'print("x")']})
     assert tomllib.loads(text)["stages"]["a"]["command"] == ["python", "-c", 'print("x")']
+
+
+def test_the_help_and_the_documentation_name_every_row():
+    listed = (link.__doc__ or "").partition("only\n")[2].partition("    remote\n")[0]
+    documented = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text("utf-8")
+    line = documented.partition("`--only` takes ")[2].partition("\n\n")[0]
+    for text in (listed, line):
+        every, own = (set(re.findall(r"[a-z][a-z-]+", part)) for part in text.split("--remote"))
+        assert ROWS.keys() <= every
+        assert OWN_ROWS.keys() <= own
+        assert (ROWS.keys() - OWN_ROWS.keys()).isdisjoint(own)

@@ -9,19 +9,23 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from bridging import BridgeProcess
+from servers import free_port
 from waiting import eventually
 
 from protocol.errors import ExitCode
 from protocol.paths import Layout
 from protocol.wire import Role
 from syncd.bridge import objects_folder
+from syncd.bridge.command import running
 from syncd.bridge.told import changed_text, first_text, worker_remote
 from syncd.cli import main
 from syncd.config import Key, load_key, load_settings
 from syncd.rclone.address import parse_address
+from syncd.watching import environment
 
 
 @pytest.fixture
@@ -50,7 +54,9 @@ def test_it_prints_a_line_of_json_when_it_is_ready_and_ends_cleanly(bridge, numb
 def test_a_second_one_and_a_taken_port_are_busy(bridge, tmp_path, capsys):
     at = f"127.0.0.1:{bridge.port}"
     assert main(["bridge", "-C", str(bridge.layout.root)]) == ExitCode.BUSY
-    assert "holds the lock" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "holds the lock" in told
+    assert "`syncd bridge --show`" in told
     assert main(["init", "--bridge", "-C", str(tmp_path / "other")]) == 0
     assert main(["bridge", "-C", str(tmp_path / "other"), "--address", at]) == ExitCode.BUSY
     assert "another program listens there" in capsys.readouterr().err
@@ -141,14 +147,85 @@ def test_what_is_pasted_sets_what_a_worker_needs(laptop, tmp_path):
     for command in (shell, python):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines() == [remote, key.text().strip()]
-    assert in_shell[-1] == "syncd watch --role worker --folder syncd"
+    start = "syncd init --role worker --folder syncd && syncd watch --folder syncd"
+    assert (in_shell[-1], in_cell[-1]) == (start, f"!{start}")
     assert parse_address(remote).password == 'it\'s $HOME "x"'
 
 
 def test_what_to_do_when_the_url_changed_is_one_line():
     text = changed_text(worker_remote("https://new", "p"))
-    line = "export SYNCD_REMOTE=https://syncd:p@new/objects; syncd watch --role worker"
+    line = "export SYNCD_REMOTE=https://syncd:p@new/objects; syncd init --role worker --folder"
     assert f"    {line}" in text
+
+
+def test_what_is_pasted_makes_a_worker_that_keeps_remotes_and_key(laptop, tmp_path):
+    key, remote = load_key(laptop, {}), worker_remote("https://h", "p")
+    second = str(tmp_path)
+    text = first_text(remote, key, show_key=True, key_path=laptop.key, fallback=[second])
+    lines = [line.strip().partition(" && syncd watch")[0] for line in text.splitlines()]
+    script = lines[lines.index("") + 1 : lines.index("or in a notebook's cell:")]
+    run_in(tmp_path, "\n".join(['syncd() { python -m syncd "$@"; }', *script]))
+    made = Layout(tmp_path / "syncd")
+    settings = load_settings(made, {}, {})
+    assert (settings.role, settings.remote, settings.fallback) == ("worker", remote, (second,))
+    assert load_key(made, {}) == key
+
+    # A new shell knows nothing of what was exported.
+    again = changed_text(worker_remote("https://new", "p")).partition(" && syncd watch")[0]
+    run_in(tmp_path, f'syncd() {{ python -m syncd "$@"; }}\n{again.splitlines()[-1].strip()}')
+    assert load_settings(made, {}, {}).remote == worker_remote("https://new", "p")
+    assert load_key(made, {}) == key
+
+
+def run_in(folder: Path, script: str) -> None:
+    subprocess.run(["sh", "-ec", script], cwd=folder, env=environment(), check=True)
+
+
+def test_without_a_key_the_worker_is_made_without_one(laptop):
+    remote = worker_remote("https://h", "p")
+    text = first_text(remote, None, show_key=False, key_path=laptop.key)
+    for told in (text, changed_text(remote, sealed=False)):
+        assert "syncd init --role worker --unsealed --folder syncd && syncd watch" in told
+
+
+# --show
+
+
+def test_a_bridge_that_runs_is_asked_for_what_to_paste(bridge, capsys):
+    root = str(bridge.layout.root)
+    assert main(["bridge", "--show", "-C", root]) == 0
+    shown = capsys.readouterr().out
+    assert bridge.remote in shown
+    assert load_key(bridge.layout, {}).text().strip() not in shown
+    assert main(["bridge", "--show", "--show-key", "-C", root]) == 0
+    assert load_key(bridge.layout, {}).text().strip() in capsys.readouterr().out
+    assert main(["bridge", "--show", "--json", "-C", root]) == 0
+    assert [json.loads(capsys.readouterr().out)] == bridge.lines()
+    assert main(["bridge", "--show", "--tunnel", "cloudflared", "-C", root]) == ExitCode.USAGE
+
+
+def test_what_is_shown_is_what_the_bridge_printed_at_its_start(laptop, monkeypatch, capsys):
+    at = f"127.0.0.1:{free_port()}"
+    with running(laptop, load_settings(laptop, {}, {}), address=at):
+        printed = capsys.readouterr().out
+        assert main(["bridge", "--show", "-C", str(laptop.root)]) == 0
+        assert capsys.readouterr().out == printed
+    assert "`syncd bridge --show --show-key`" in printed  # `syncd watch --bridge` has no --show-key
+
+
+def test_where_no_bridge_runs_or_its_url_is_not_known_the_remote_is_missing(
+    laptop, cloudflared, capsys
+):
+    show = ["bridge", "--show", "-C", str(laptop.root)]
+    assert main(show) == ExitCode.REMOTE
+    assert "no bridge runs" in capsys.readouterr().err
+    (cloudflared / "plan").write_text("silent\n")
+    at = f"127.0.0.1:{free_port()}"
+    with running(laptop, load_settings(laptop, {}, {}), address=at, tunnel="cloudflared"):
+        assert main(show) == ExitCode.REMOTE
+        assert "has told no URL yet" in capsys.readouterr().err
+    assert main(show) == ExitCode.REMOTE
+    assert "no bridge runs" in capsys.readouterr().err
 
 
 def test_watch_is_told_role_and_remote_by_the_environment_alone(tmp_path, monkeypatch, capsys):

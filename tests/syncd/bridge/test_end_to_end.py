@@ -160,6 +160,6 @@ def test_watch_runs_a_bridge_beside_and_ends_it(both):
     ends.laptop.start()
     eventually(lambda: "controller c-" in ends.laptop.output.read_text(), within=60)
     assert current_url(ends.laptop.layout) == f"{bridge.url}/objects"
-    assert "syncd watch --role worker" in ends.laptop.output.read_text()
+    assert "syncd init --role worker" in ends.laptop.output.read_text()
     assert ends.laptop.stop() == 0
     assert current_url(ends.laptop.layout) is None

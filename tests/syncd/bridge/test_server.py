@@ -302,6 +302,28 @@ def test_one_that_hangs_is_started_again(served):
     assert ask(server, "GET", "/serve/train.py")[0] == 200
 
 
+LOCK = (
+    b'<?xml version="1.0"?><lockinfo xmlns="DAV:"><lockscope><exclusive/></lockscope>'
+    b"<locktype><write/></locktype></lockinfo>"
+)
+
+
+@pytest.mark.parametrize("path", ["/", "/objects", "/objects/w%202"])
+def test_one_in_which_a_folder_is_locked_for_ever_is_started_again(served, path):
+    layout, server = served
+    (objects_folder(layout) / "w 2").mkdir(exist_ok=True)
+    before = files(layout)
+    process = server.working(30)
+    forever = {"Depth": "infinity", "Timeout": "Infinite"}
+    assert ask(server, "LOCK", path, LOCK, forever)[0] == 200
+    assert ask(server, "PUT", "/objects/w%202/object", b"x")[0] == 423
+    assert files(layout) == before
+    server.kill_if_silent(process, 10)
+    eventually(lambda: server.pid not in (None, process.pid), within=30)
+    assert ask(server, "PUT", "/objects/w%202/object", b"x")[0] in (201, 204)
+    assert server.answers(10)
+
+
 def test_a_taken_port_is_an_error_that_says_so(laptop):
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = Address("127.0.0.1", other.getsockname()[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import eventually
+from waiting import eventually, tried_until
 
 import syncd.rclone.rcd
 from protocol.errors import BusyError, RemoteError
@@ -24,7 +25,7 @@ from syncd.platform import Identity
 from syncd.rclone import binary as rclone_binary
 from syncd.rclone import endpoint as rclone_endpoint
 from syncd.rclone import process as rclone_process
-from syncd.rclone.endpoint import TcpEndpoint
+from syncd.rclone.endpoint import TcpEndpoint, UnixEndpoint
 from syncd.rclone.errors import Fatal, NotFound, Transient, Unreachable, from_answer, shown, where
 from syncd.rclone.rcd import Rclone
 
@@ -207,10 +208,65 @@ def test_a_short_socket_folder_that_is_not_ours_is_refused(tmp_path, monkeypatch
     folder = tmp_path / ("x" * 90) / "run"
     with Rclone(folder) as rclone:
         place = rclone._process.endpoint.path.parent
-    place.rmdir()
     place.symlink_to(tmp_path)
+    (tmp_path / "rc.sock").touch()
     with pytest.raises(RemoteError, match="not a folder of this user"):
         Rclone(folder).start()
+    assert (tmp_path / "rc.sock").exists()
+    with pytest.raises(ConnectionRefusedError, match="another user's"):
+        UnixEndpoint(folder).connection().connect()
+
+
+def test_a_short_socket_folder_is_made_again_when_a_cleaner_took_it_and_gone_at_the_end(tmp_path):
+    with Rclone(tmp_path / ("x" * 90) / "run") as rclone:
+        noop(rclone)
+        place, before = rclone._process.endpoint.path.parent, rclone.pid
+        shutil.rmtree(place)
+        rclone._idle.pop().close()  # what is connected goes on
+        tried_until(lambda: noop(rclone))
+        assert rclone.pid != before
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+        (place / "rc.sock").unlink()
+        os.kill(rclone.pid, signal.SIGKILL)
+        tried_until(lambda: noop(rclone))
+    assert not place.exists()
+
+
+def test_nothing_is_left_where_a_start_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(rclone_endpoint.tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(RemoteError):
+        Rclone(tmp_path / ("x" * 90) / "run", bwlimit="nonsense").start()
+    assert [each.name for each in tmp_path.iterdir()] == ["x" * 90]
+
+
+def test_no_call_waits_for_one_that_cannot_start_once_it_is_to_hurry(tmp_path):
+    with Rclone(tmp_path / "run") as rclone:
+        socket = rclone._process.endpoint.path
+        process = psutil.Process(rclone.pid)
+        process.suspend()
+        socket.unlink()
+        socket.mkdir()  # in the way of the next one
+        process.kill()
+        eventually(lambda: rclone.pid is None)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(rclone.call, "rc/noop", {}, 250)
+            rclone.hurry()
+            with pytest.raises(Transient, match="start rclone"):
+                call.result(timeout=20)
+
+
+def test_one_whose_folder_was_moved_away_starts_none_and_leaves_what_is_there_now(tmp_path):
+    with Rclone(tmp_path / "run") as first:
+        (tmp_path / "run").rename(tmp_path / "moved")
+        with Rclone(tmp_path / "run") as second:
+            os.kill(first.pid, signal.SIGKILL)
+            eventually(lambda: first._process.closed)
+            with pytest.raises(Fatal, match="moved or replaced"):
+                noop(first)
+            first.close()
+            assert (tmp_path / "run" / "rc.sock").exists()
+            second._idle.clear()
+            noop(second)
 
 
 def test_over_tcp_it_needs_a_password_that_no_command_line_shows(tmp_path, monkeypatch):
