@@ -13,12 +13,13 @@ from protocol.status import duration, gone_after
 from protocol.wire import Role
 from syncd.config import load_settings
 from syncd.doctor.scene import DrillError, Scene
+from syncd.platform import exclusive_lock
 from syncd.view import is_watched, read_age, read_role, read_status
 from syncd.watching import Watch
 
 HEARD_SECONDS = 45.0  # a worker sends a heartbeat every 20 s
 CATCH_UP_SECONDS = 15.0
-OUTPUT = "drill.log"
+OUTPUT, LOCK = "drill.log", "drill.lock"
 DRILL = "syncd doctor --drill"
 
 
@@ -36,13 +37,21 @@ def own_pair(layout: Layout, *, tell: Callable[[str], None] = lambda what: None)
             why="this end is the worker's, and commands are appended at the controller's",
             hint="Run it there; `syncd doctor --drill --local` has both ends on one machine.",
         )
-    if is_watched(layout):
-        raise BusyError(
-            DRILL,
-            path=layout.root,
-            why="a `syncd watch` runs there, and the drills kill one of their own",
-            hint="Stop it, and start it again afterwards.",
-        )
+    # Of two at once each would find the other's daemon in its way, whenever its own was killed.
+    with exclusive_lock(layout.private / LOCK, DRILL):
+        if is_watched(layout):
+            raise BusyError(
+                DRILL,
+                path=layout.root,
+                why="a `syncd watch` runs there, and the drills kill one of their own",
+                hint="Stop it, and start it again afterwards.",
+            )
+        with _watched(layout, tell) as scene:
+            yield scene
+
+
+@contextlib.contextmanager
+def _watched(layout: Layout, tell: Callable[[str], None]) -> Iterator[Scene]:
     environ = {**os.environ, "SYNCD_ROLE": Role.CONTROLLER}
     watch = Watch(layout, layout.private / OUTPUT, environ=environ)
     scene = Scene(watch, tell=tell)

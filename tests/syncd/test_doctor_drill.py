@@ -26,8 +26,9 @@ from syncd.doctor import drill as drill_module
 from syncd.doctor import own_pair as own_pair_module
 from syncd.doctor.drill import Verdict, do_drills
 from syncd.doctor.drills import DRILLS, Drill
-from syncd.doctor.own_pair import own_pair
+from syncd.doctor.own_pair import LOCK, own_pair
 from syncd.doctor.scene import DrillError, Proof, Scene, SkippedError, check_log
+from syncd.platform import exclusive_lock
 from syncd.setup import initialise
 from syncd.view import is_watched
 from syncd.watching import Watch
@@ -104,6 +105,16 @@ def test_which_lines_it_appended_and_that_they_stay_is_told(
     assert "where they stay, since a queue is only added to" in told.err
     assert re.search(r"^ +1  sh: .*  sh\.0001\.\w+  success$", told.err, re.MULTILINE)
     assert "has not ended" not in told.err
+
+
+def test_a_second_drill_in_a_folder_is_refused_from_the_first_ones_begin_to_its_end(
+    local_ends: Ends, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = local_ends.laptop.layout
+    with exclusive_lock(layout.private / LOCK, "a drill"):
+        code = main(["doctor", "--drill", "--yes", "-C", str(layout.root)])
+    assert code == ExitCode.BUSY
+    assert "drill.lock" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
