@@ -368,7 +368,8 @@ class Link:
             following += 1
             if self.peers.has_more_before(writer):
                 break
-        if any(seq > following for seq in packs) and following not in packs:
+        counts = any(seq > following for seq in packs) or (last is not None and following <= last)
+        if counts and following not in packs:
             if self._gaps.get(writer, (0, 0.0))[0] != following:
                 self._gaps[writer] = (following, time.monotonic())
         else:
@@ -376,7 +377,7 @@ class Link:
         return following
 
     def waits(self) -> list[str]:
-        """Packs that are missing for long while later ones are there: what comes next waits."""
+        """Packs that count and are missing for long, as others show: what comes next waits."""
         now = time.monotonic()
         return [
             f"waiting for pack {seq} of {writer} for {now - since:.0f} s: it is not on the remote"

@@ -319,6 +319,32 @@ def test_one_that_was_fenced_deletes_nothing_of_its_successor(
     assert laptop.listen() == [*"abcdefgh"]
 
 
+def test_what_is_waited_for_is_told_after_a_while(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pack between others, and the last ones of a writer that was replaced."""
+    laptop, old = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    old.say("x", "y", "z")
+    names = sorted(old.folder.iterdir())
+    kept = {path: path.read_bytes() for path in names}
+    names[2].unlink()
+    assert laptop.listen() == ["x"]
+    assert laptop.link.waits() == []
+    monkeypatch.setattr("syncd.delivery.link.GAP_SECONDS", -1.0)  # as if it were long ago
+    assert [each.partition(" for ")[2].split(" for ")[0] for each in laptop.link.waits()] == [
+        f"pack 3 of {old.link.writer}"
+    ]
+    names[2].write_bytes(kept[names[2]])
+    new = cast.opened(Role.WORKER)
+    new.say("n")
+    names[3].unlink()  # somebody has deleted what the new one has read
+    assert laptop.listen() == ["x", "y"]
+    assert f"pack 4 of {old.link.writer}" in laptop.link.waits()[0]
+    names[3].write_bytes(kept[names[3]])
+    assert laptop.listen() == ["x", "y", "z", "n"]
+    assert laptop.link.waits() == []
+
+
 def test_a_forged_state_does_not_keep_the_true_one_away(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
