@@ -353,7 +353,7 @@ def _recorded(path: Path) -> int:
     except (OSError, ValueError):
         return 0
     if isinstance(value, list):
-        identity = Identity(*value)
+        identity = Identity(*value[:3])  # and whose it is
     else:
         identity = Identity(**value.get("identity", value))
     return identity.pid if identity.alive() else 0
