@@ -12,6 +12,7 @@ own. Another kind is one more class here with the members of `Server`, and one m
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import secrets
@@ -107,7 +108,8 @@ class _Process:
         if self.process:
             # sshd's connections are processes in sessions of their own.
             for child in psutil.Process(self.process.pid).children(recursive=True):
-                child.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    child.kill()
             self.process.kill()
             self.process.wait()
             self.process = None

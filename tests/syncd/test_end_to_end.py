@@ -277,11 +277,14 @@ while [ ! -e $SYNCD_STORE/go ]; do sleep 0.05; done'''
     ends.append("run:train")
     text = ends.laptop.layout.status
     eventually(
-        lambda: text.exists() and "25%  3/12 epoch  loss 0.5" in text.read_text(),
-        within=20,
+        lambda: (
+            text.exists()
+            and "25%  3/12 epoch  loss 0.5" in text.read_text()
+            and "training" in text.read_text()
+        ),
+        within=60,
         what=lambda: ends.told(1),
     )
-    assert "training" in text.read_text()
     eventually(lambda: ends.status()["running"], what="the status has no JSON form")
     assert ends.status()["running"][0]["progress"]["step"] == 3
     (ends.vm.layout.store / "go").touch()

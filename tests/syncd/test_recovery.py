@@ -45,7 +45,8 @@ def rclone_of(end: End) -> Identity:
 
     def read() -> Identity | None:
         path = end.layout.private / "rclone" / "rclone.pid"
-        pid, began, boot = json.loads(path.read_bytes()) if path.exists() else (0, "", "")
+        record = json.loads(path.read_bytes()) if path.exists() else (0, "", "")
+        pid, began, boot = record[:3]  # and whose it is
         found = Identity(pid, began, boot)
         return found if pid and found.alive() else None
 
