@@ -136,6 +136,7 @@ class Link:
         self._ack_due: float | None = None
         self._not_acked = 0
         self._unchallenged = 0
+        self._unsure = True  # whether what is in the outbox may have arrived already
         self._swept: set[Writer] = set()  # predecessors of which nothing is left on the remote
         # What was missing when it was last looked for: packs, chunks.
         self._missed: set[int] = set()
@@ -504,9 +505,21 @@ class Link:
         return True
 
     def _send_packs(self) -> None:
-        for seq, name, body in self.state.rows("SELECT seq, name, body FROM outbox ORDER BY seq"):
-            self.upload(name, body)
+        rows = self.state.rows("SELECT seq, name, body FROM outbox ORDER BY seq")
+        # One that failed may have arrived, and been read: to send it again could tear it.
+        there = self._surely_whole() if rows and self._unsure else set()
+        self._unsure = True
+        for seq, name, body in rows:
+            if name not in there:
+                self.upload(name, body)
             self.state.run("DELETE FROM outbox WHERE seq = ?", seq)
+        self._unsure = False
+
+    def _surely_whole(self) -> set[str]:
+        """The objects of this end that are listed with their full length."""
+        found = {e.name: e.size for e in self.remote.list(str(self.writer)) if not e.is_dir}
+        names = {text: ObjectName.parse(text) for text in found}
+        return {text for text, name in names.items() if name and name.length == found[text]}
 
     def _make_pack(self) -> bool:
         with self.state.transaction():

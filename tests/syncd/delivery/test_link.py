@@ -378,6 +378,27 @@ def test_a_pack_that_was_made_is_sent_after_a_restart_under_its_name(cast: Cast)
     assert vm.listen() == ["a"]
 
 
+def test_a_pack_that_arrived_though_its_upload_failed_is_not_sent_again(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second upload that is cut short would take its place."""
+    laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    send, sent = laptop.link.upload, list[str]()
+
+    def upload(name: str, body: bytes) -> None:
+        sent.append(name)
+        send(name, body)
+        if len(sent) == 1:
+            raise NotFound("after", path="upload", why="a fault")
+
+    monkeypatch.setattr(laptop.link, "upload", upload)
+    with pytest.raises(NotFound):
+        laptop.say("a")
+    laptop.say("b")
+    assert len(sent) == 2
+    assert vm.listen() == ["a", "b"]
+
+
 def test_a_pack_that_fails_to_be_made_moves_no_cursor(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
