@@ -517,9 +517,8 @@ class Link:
 
     def _surely_whole(self) -> set[str]:
         """The objects of this end that are listed with their full length."""
-        found = {e.name: e.size for e in self.remote.list(str(self.writer)) if not e.is_dir}
-        names = {text: ObjectName.parse(text) for text in found}
-        return {text for text, name in names.items() if name and name.length == found[text]}
+        listed = self.remote.list(str(self.writer))
+        return {str(name) for name in _whole(entry for entry in listed if entry.size >= 0)}
 
     def _make_pack(self) -> bool:
         with self.state.transaction():
