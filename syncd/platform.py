@@ -132,6 +132,21 @@ def own_session() -> dict[str, Any]:
     return {"start_new_session": True}
 
 
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child has ended; `wait` still has to be called.
+
+    For a main thread that looks again and again: a KeyboardInterrupt in `Popen.poll` can leave its
+    lock held, and every `wait` after that would wait for ever.
+    """
+    if sys.platform == "win32":
+        return process.poll() is not None
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    try:
+        return process.returncode is not None or bool(os.waitid(os.P_PID, process.pid, flags))
+    except ChildProcessError:  # it has been waited for already
+        return True
+
+
 def program(name: str) -> str:
     """Return the file name of a program."""
     return f"{name}.exe" if sys.platform == "win32" else name

@@ -13,7 +13,7 @@ from types import FrameType
 
 from protocol.errors import RunFailedError
 from protocol.paths import Layout
-from syncd.platform import die_with_parent, own_session
+from syncd.platform import die_with_parent, has_ended, own_session
 
 STOP_SECONDS = 30.0
 
@@ -48,6 +48,13 @@ class Watch:
                 **own_session(),
             )
 
+    @property
+    def pid(self) -> int:
+        """Its process id. Raises RuntimeError when it was not started."""
+        if self._process is None:
+            raise RuntimeError("it was not started")
+        return self._process.pid
+
     def kill(self) -> None:
         """End it at once, as SIGKILL does; nothing when it does not run."""
         if self._process is not None:
@@ -65,7 +72,7 @@ class Watch:
 
     def check(self) -> None:
         """Raise RunFailedError when it was started and has ended by itself."""
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None and has_ended(self._process):
             lines = self.output.read_text("utf-8", "replace").splitlines()
             why = f"it ended by itself: {lines[-1] if lines else 'and said nothing'}"
             raise RunFailedError("run syncd watch", path=self.layout.root, why=why)

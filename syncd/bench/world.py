@@ -12,8 +12,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +20,6 @@ from typing import TypeVar
 
 import psutil
 
-from protocol.errors import RunFailedError
 from protocol.paths import Layout
 from protocol.publish import make_dirs, publish_bytes
 from protocol.states import State
@@ -30,9 +27,9 @@ from protocol.wire import Role
 from syncd.bench.programs import READY
 from syncd.bench.server import PATIENCE, ROUND_TRIP, Server, clean_environment, serve_webdav, until
 from syncd.bench.slow_link import SlowLink
-from syncd.platform import die_with_parent, own_session
 from syncd.setup import initialise
 from syncd.view import read_journal
+from syncd.watching import Watch
 
 T = TypeVar("T")
 
@@ -46,44 +43,12 @@ class Route(StrEnum):
     OWN = "own"
 
 
-class End:
+class End(Watch):
     """One end: its folder, and its daemon while one runs."""
 
     def __init__(self, layout: Layout, environ: Mapping[str, str]) -> None:
-        self.layout = layout
-        self._environ = environ
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def output(self) -> Path:
-        """What the daemon prints."""
-        return self.layout.root.with_suffix(".log")
-
-    def start(self) -> None:
-        with open(self.output, "ab") as output:
-            self._process = subprocess.Popen(
-                die_with_parent(
-                    [sys.executable, "-m", "syncd", "watch", "--folder", str(self.layout.root)]
-                ),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**clean_environment(), **self._environ},
-                **own_session(),
-            )
-
-    def check(self) -> None:
-        """Raise RunFailedError when the daemon has ended by itself."""
-        if self._process is not None and self._process.poll() is not None:
-            last = tail_of(self.output).decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise RunFailedError("syncd bench, syncd watch", path=self.output, why=last)
-
-    @property
-    def pid(self) -> int:
-        """The daemon's process id."""
-        if self._process is None:
-            raise RuntimeError("the daemon was not started")
-        return self._process.pid
+        output = layout.root.with_suffix(".log")
+        super().__init__(layout, output, environ={**clean_environment(), **environ})
 
     def cpu_seconds(self) -> float:
         """Processor time that the daemon and its rclone have used so far."""
@@ -92,14 +57,7 @@ class End:
 
     def stop(self) -> None:
         """End the daemon, and the stages that would go on without it."""
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(15)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+        super().stop()
         supervisors = [p for p in psutil.process_iter(["cmdline"]) if self._supervises(p)]
         for process in supervisors:
             with contextlib.suppress(psutil.NoSuchProcess):

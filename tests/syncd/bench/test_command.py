@@ -50,7 +50,10 @@ def test_interrupted_it_takes_everything_away_again(tmp_path, remote, sent):
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         eventually(lambda: len(list(remote.glob("syncd-bench-*/append/w-*"))) == 1, within=60)
         process.send_signal(sent)
-        _, told = process.communicate(timeout=60)
+        try:
+            _, told = process.communicate(timeout=60)
+        finally:
+            process.kill()  # or leaving the block would wait for it
     assert process.returncode == ExitCode.INTERRUPTED
     assert b"interrupted" in told
     assert left_on(remote) == ["of the user"]
