@@ -255,6 +255,12 @@ def encode_messages(messages: Sequence[Message]) -> bytes:
     return b"".join([*head, b"]\n", *blobs])
 
 
+def said_again(payload: bytes) -> bytes:
+    """Return another payload of the same messages, which makes an object of another name."""
+    line, newline, blobs = payload.partition(b"\n")
+    return line + b" " + newline + blobs
+
+
 def decode_messages(payload: bytes) -> list[Message]:
     """Read a payload. Messages of unknown types (a newer writer) are passed over.
 

@@ -27,6 +27,7 @@ from protocol.messages import (
     Piece,
     decode_messages,
     encode_messages,
+    said_again,
 )
 from protocol.publish import temporary_beside
 from protocol.wire import MAX_CHUNK_BYTES, Kind, ObjectName, Role, Sealer, Writer
@@ -136,7 +137,7 @@ class Link:
         self._ack_due: float | None = None
         self._not_acked = 0
         self._unchallenged = 0
-        self._unsure = True  # whether what is in the outbox may have arrived already
+        self._unsure = True  # whether the first of the outbox may have arrived already
         self._swept: set[Writer] = set()  # predecessors of which nothing is left on the remote
         # What was missing when it was last looked for: packs, chunks.
         self._missed: set[int] = set()
@@ -506,14 +507,30 @@ class Link:
 
     def _send_packs(self) -> None:
         rows = self.state.rows("SELECT seq, name, body FROM outbox ORDER BY seq")
-        # One that failed may have arrived, and been read: to send it again could tear it.
-        there = self._surely_whole() if rows and self._unsure else set()
+        if rows and self._unsure:
+            rows = self._sent_again(rows)
         self._unsure = True
         for seq, name, body in rows:
-            if name not in there:
-                self.upload(name, body)
+            self.upload(name, body)
             self.state.run("DELETE FROM outbox WHERE seq = ?", seq)
         self._unsure = False
+
+    def _sent_again(self, rows: Sequence[tuple[int, str, bytes]]) -> list[tuple[int, str, bytes]]:
+        """Return what of the outbox is still to be sent, where the upload of the first has failed.
+
+        It may have arrived, and been read. A second upload that is cut short would take its place
+        if it had the same name.
+        """
+        (seq, name, body), *others = rows
+        if name in self._surely_whole():
+            self.state.run("DELETE FROM outbox WHERE seq = ?", seq)
+            return others
+        sent = ObjectName.parse(name)
+        assert sent is not None
+        payload = said_again(self.keys.open(self.writer, sent, body))
+        new, body = self.keys.sealer.seal(self.writer, Kind.PACK, seq, payload)
+        self.state.run("UPDATE outbox SET name = ?, body = ? WHERE seq = ?", str(new), body, seq)
+        return [(seq, str(new), body), *others]
 
     def _surely_whole(self) -> set[str]:
         """The objects of this end that are listed with their full length."""

@@ -87,6 +87,7 @@ class Mirror:
                 whole &= self._bring(remote, everything, chunks, bodies)
             except RemoteError as error:  # which keeps the others from nothing
                 failed = error
+                self._looked = -math.inf  # it may have arrived, and is then left as it is
         if failed:
             raise failed
         self._whole = whole

@@ -22,6 +22,7 @@ from protocol.messages import (
     StatusReport,
     decode_messages,
     encode_messages,
+    said_again,
 )
 from protocol.results import RunRecord
 from protocol.states import Result, State
@@ -67,6 +68,14 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
 @given(st.lists(MESSAGES, max_size=8))
 def test_messages_are_read_back_as_they_were_written(messages: list[Message]):
     assert decode_messages(encode_messages(messages)) == messages
+
+
+@given(st.lists(MESSAGES, max_size=8))
+def test_what_is_said_again_is_other_bytes_each_time(messages: list[Message]):
+    payloads = [encode_messages(messages)]
+    payloads += [said_again(payloads[0]), said_again(said_again(payloads[0]))]
+    assert len(set(payloads)) == 3
+    assert all(decode_messages(payload) == messages for payload in payloads)
 
 
 def test_blobs_follow_the_list_in_its_order():

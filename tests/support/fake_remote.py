@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -168,7 +168,7 @@ class FakeRemote:
         return "fake"
 
     def profile(self) -> Profile:
-        return LOCAL
+        return replace(LOCAL, transfers=1)  # so that what goes wrong does so in one order
 
     def local_path(self) -> Path | None:
         return None

@@ -58,6 +58,25 @@ class Clock:
         self.ahead += seconds
 
 
+class StandingClock(Clock):
+    """`time` that goes on only as the test lets it, and by a little whenever it is asked.
+
+    It is far after the times of any file, so that none of them seems to have changed just now.
+    """
+
+    TICK = 1e-4
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = 4e9
+        monkeypatch.setattr(time, "time", self._read)
+        monkeypatch.setattr(time, "monotonic", self._read)
+        monkeypatch.setattr(time, "time_ns", lambda: int(self._read() * 1e9))
+
+    def _read(self) -> float:
+        self.ahead += self.TICK
+        return self.ahead
+
+
 class Attempts:
     """Stands for supervisors and stages: what was spawned, and how the test lets it go on.
 

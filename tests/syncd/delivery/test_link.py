@@ -359,7 +359,7 @@ def test_a_forged_state_does_not_keep_the_true_one_away(
     assert vm.link.refusals.count == 1
 
 
-def test_a_pack_that_was_made_is_sent_after_a_restart_under_its_name(cast: Cast) -> None:
+def test_a_pack_that_was_made_is_sent_after_a_restart(cast: Cast) -> None:
     laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
     laptop.words.append("a")
     assert laptop.link._make_pack()
@@ -397,6 +397,32 @@ def test_a_pack_that_arrived_though_its_upload_failed_is_not_sent_again(
     laptop.say("b")
     assert len(sent) == 2
     assert vm.listen() == ["a", "b"]
+
+
+def test_an_upload_that_is_cut_short_takes_the_place_of_nothing_that_was_read(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing that comes late does not show that the first one had arrived."""
+    laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    send, kept = laptop.link.upload, [None, -100]
+
+    def upload(name: str, body: bytes) -> None:
+        if not kept:
+            send(name, body)
+            return
+        send(name, body[: kept.pop(0)])
+        raise NotFound("after", path="upload", why="a fault")
+
+    monkeypatch.setattr(laptop.link, "upload", upload)
+    monkeypatch.setattr(laptop.link, "_surely_whole", set)
+    with pytest.raises(NotFound):
+        laptop.say("a")
+    with pytest.raises(NotFound):
+        laptop.link.push()
+    assert vm.listen() == ["a"]
+    successor = cast.opened(Role.WORKER)
+    laptop.say("b")
+    assert successor.listen() == ["a", "b"]
 
 
 def test_a_pack_that_fails_to_be_made_moves_no_cursor(
