@@ -17,7 +17,7 @@ from protocol.errors import ConfigError, RefusedError
 MAX_STAGE_LENGTH = 64
 SHELL_STAGE = "sh"
 _STAGE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
-_SHELL_LOG = re.compile(r"sh-[0-9]+\Z")
+_SHELL_LOG = re.compile(r"sh-([0-9]+)\Z")
 # Names that Windows keeps for devices, with any extension; a laptop may run it.
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", "conin$", "conout$"}
@@ -54,6 +54,12 @@ def canonical_stage(name: str) -> str:
     else:
         return canonical
     raise ConfigError(f"stage name {name[:80]!r}", why=why, hint="Choose another name.")
+
+
+def shell_number(log: str) -> int | None:
+    """Return the number of the `sh:` command whose log has this name, None for other files."""
+    match = _SHELL_LOG.match(log.removesuffix(".log")) if log.endswith(".log") else None
+    return int(match[1]) if match else None
 
 
 def canonical_stages(names: Iterable[str]) -> dict[str, str]:

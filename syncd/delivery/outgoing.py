@@ -11,12 +11,16 @@ Logs first, then results and the journal, then the status, then files. Two rules
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from protocol.journal import JournalRecord
 from protocol.messages import Append, Journal, Message, RunEnded
+from protocol.names import shell_number
 from protocol.paths import Layout
 from protocol.states import State as CommandState
 from syncd.delivery.files import LocalFiles
@@ -28,6 +32,8 @@ from syncd.records import JournalFile, ResultsFile
 from syncd.state import State
 
 CHAMPION = "store/champion/"
+# Logs of scripts that have ended are looked at again so often.
+OLD_LOGS_SECONDS = 10.0
 
 
 class WorkerOutgoing:
@@ -59,6 +65,10 @@ class WorkerOutgoing:
         self._after_scan: dict[str, int] = {}
         # For each such end, by its place: its log, and how many of its bytes must be sent before.
         self._owed: dict[int, tuple[str, int]] = {}
+        # Logs of scripts of which all was said, and when they were last looked at.
+        self._old_logs: set[str] = set()
+        self._looked = -math.inf
+        self._too_large: dict[str, str] = {}
 
     def scan(self) -> bool:
         """Look for changed files and bring them to the remote; return whether there is news."""
@@ -83,7 +93,12 @@ class WorkerOutgoing:
         messages: list[Message] = []
         # Those with the least to send first, each no more than its share of what is left: a log
         # that floods keeps no other one waiting, nor the files.
-        paths = sorted(self.growing(), key=self._tails.behind)
+        growing = {path: self._tails.is_settled(path) for path in self.growing()}
+        self._old_logs |= {
+            path for path, settled in growing.items() if settled and self._is_old(path)
+        }
+        moved = [path for path, settled in growing.items() if not settled]
+        paths = sorted(moved, key=self._tails.behind)
         ending = {path for path, _ in self._owed.values()}
         for place, path in enumerate(paths):
             share = budget // (len(paths) - place + 1)
@@ -101,18 +116,30 @@ class WorkerOutgoing:
         return self._log_paths() + self._local.growing
 
     def _log_paths(self) -> list[str]:
-        return [f"in/{name}" for name in sorted(p.name for p in self._layout.inbox.glob("*.log"))]
+        now = time.monotonic()
+        if now - self._looked > OLD_LOGS_SECONDS:
+            self._looked = now
+            self._old_logs = set()
+        with os.scandir(self._layout.inbox) as entries:
+            found = [f"in/{entry.name}" for entry in entries if entry.name.endswith(".log")]
+        return sorted(path for path in found if path not in self._old_logs)
+
+    def _is_old(self, path: str) -> bool:
+        """Whether a log is that of a script which has ended, as was said: nobody writes to it."""
+        number = shell_number(path.removeprefix("in/"))
+        record = self._journal.newest.get(number) if number is not None else None
+        return record is not None and record.state is CommandState.ENDED and self.is_said(record)
 
     def problems(self) -> dict[str, str]:
         """What is wrong with growing files: path → why."""
-        found = self._tails.problems()
         for path in self._log_paths():
+            self._too_large.pop(path, None)
             with contextlib.suppress(OSError):  # then it is among the files that cannot be read
                 size = held(self._layout.root / path)
                 if size > 2 * LOG_BUDGET:
                     why = "its file system does not let the beginning of a file be freed"
-                    found[path] = f"holds {size >> 20} MiB, more than its budget: {why}"
-        return found
+                    self._too_large[path] = f"holds {size >> 20} MiB, more than its budget: {why}"
+        return self._tails.problems() | self._too_large
 
     def unsent(self) -> int:
         """How many bytes were not collected yet."""

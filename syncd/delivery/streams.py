@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,6 +30,11 @@ log = logging.getLogger("syncd")
 
 READ_BYTES = 1024 * 1024
 MARK_BYTES = 256
+# A file that was changed within the last moment may be changed again without showing it.
+FRESH_SECONDS = 2.0
+
+# Inode, size and times of both parts of a file; None for a part that is missing.
+Look = tuple[tuple[int, int, int, int] | None, ...]
 
 
 class Tails:
@@ -39,6 +45,22 @@ class Tails:
         self._root = root
         self._unread: dict[str, str] = {}
         self._odd: set[str] = set()
+        # Files that were collected to their end, and how they looked then: there may be thousands
+        # of old ones.
+        self._settled: dict[str, Look] = {}
+
+    def is_settled(self, path: str) -> bool:
+        """Whether all of a file was collected, and nothing has touched it since."""
+        return path in self._settled and self._settled[path] == self._look(path)
+
+    def _look(self, path: str) -> Look:
+        """Raises OSError."""
+        return tuple(_signature(part) for part in self._parts(path))
+
+    def _parts(self, path: str) -> tuple[Path, Path]:
+        """A file, and the part before it."""
+        current = self._root / path
+        return current, rotated(current)
 
     def problems(self) -> dict[str, str]:
         """Files that could not be read when they were last looked at: path → why."""
@@ -59,6 +81,7 @@ class Tails:
         found: list[Append] = []
         known = self._known(path)
         try:
+            look = self._look(path)
             with contextlib.ExitStack() as stack:
                 for file in self._open_parts(path, stack):
                     tail = known.pop(os.fstat(file.fileno()).st_ino, _Tail())
@@ -77,7 +100,20 @@ class Tails:
         self._unread.pop(path, None)
         for inode in known:
             self._state.run("DELETE FROM tails WHERE path = ? AND inode = ?", path, inode)
+        self._settle(path, look)
         return found
+
+    def _settle(self, path: str, look: Look) -> None:
+        """Note that a file need not be read again, if it was read to its end as it looked then."""
+        sent = {inode: tail.sent for inode, tail in self._known(path).items()}
+        now = time.time_ns()
+        there = [part for part in look if part is not None]
+        if there and all(
+            sent.get(inode) == size and not 0 <= now - changed < FRESH_SECONDS * 1e9
+            for inode, size, _, changed in there
+        ):
+            self._state.on_rollback(self._settled.clear)
+            self._settled[path] = look
 
     def _advance(
         self,
@@ -134,11 +170,11 @@ class Tails:
 
         Nobody waits for a file that cannot be read.
         """
-        if path in self._unread:
+        if path in self._unread or self.is_settled(path):
             return 0
         known = self._known(path)
         total = 0
-        for file in (rotated(self._root / path), self._root / path):
+        for file in self._parts(path):
             try:
                 found = file.lstat()
                 if not stat.S_ISREG(found.st_mode):
@@ -155,9 +191,9 @@ class Tails:
 
     def _open_parts(self, path: str, stack: contextlib.ExitStack) -> list[IO[bytes]]:
         """Open a file and the part before it, older first, as they were at one moment."""
-        current = self._root / path
+        current, before = self._parts(path)
         while True:
-            parts = [_open(part, stack) for part in (current, rotated(current))]
+            parts = [_open(part, stack) for part in (current, before)]
             again = _open(current, stack)
             if _inode(parts[0]) == _inode(again):  # else it was rotated meanwhile
                 break
@@ -194,6 +230,14 @@ def _first_byte(path: Path, at: int) -> int:
         return at
     with open_regular(path, follow=False) as file:
         return data_from(file.fileno(), at)
+
+
+def _signature(path: Path) -> tuple[int, int, int, int] | None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _inode(file: IO[bytes] | None) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from stepping import Clock
 
 from protocol.journal import JournalRecord
 from protocol.messages import Append, Journal, Message, PutFile
@@ -196,3 +197,41 @@ def test_a_log_that_outgrows_its_budget_is_named(
     (speaker.layout.inbox / "flood.log").write_bytes(bytes(3 * 2**20))
     (why,) = speaker.outgoing.problems().values()
     assert why.startswith("holds 3 MiB, more than its budget")
+
+
+def test_logs_of_old_scripts_cost_a_round_nothing(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    for number in range(1, 51):
+        (speaker.layout.shell_log(number)).write_bytes(b"a line\n")
+        speaker.end(number, "sh")
+    clock.advance(5.0)  # what was written just now may be written again without showing it
+    speaker.pack()
+    speaker.outgoing.scan()
+    speaker.pack()
+    speaker.pack()
+    looked: list[str] = []
+    look = Tails._look
+    monkeypatch.setattr(Tails, "_look", lambda self, path: looked.append(path) or look(self, path))
+    assert not speaker.pack()
+    assert speaker.outgoing.unsent() == 0
+    assert not looked
+    with speaker.layout.shell_log(7).open("ab") as file:
+        file.write(b"by hand\n")
+    clock.advance(outgoing.OLD_LOGS_SECONDS + 1)
+    assert [m.blob for m in speaker.pack() if isinstance(m, Append)] == [b"by hand\n"]
+
+
+def test_a_log_of_a_script_that_runs_is_never_old(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    log = speaker.layout.shell_log(1)
+    log.write_bytes(b"a line\n")
+    clock.advance(5.0)
+    for _ in range(3):
+        speaker.pack()
+    with log.open("ab") as file:
+        file.write(b"another\n")
+    assert [m.blob for m in speaker.pack() if isinstance(m, Append)] == [b"another\n"]

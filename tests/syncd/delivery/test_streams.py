@@ -11,6 +11,7 @@ import pytest
 from crashing import taken_back
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import Clock
 
 from protocol.logs import drop_redraws
 from protocol.messages import Append
@@ -77,6 +78,46 @@ def pair(tmp_path):
 
 
 # Sending
+
+
+def rewrite(pair):
+    """Write other bytes of the same number in the same file."""
+    with open(pair.source, "r+b") as file:
+        file.write(b"eno\n")
+
+
+@pytest.mark.parametrize(
+    ("touch", "blobs"),
+    [
+        (lambda pair: pair.write(b"two\n"), [b"two\n"]),
+        (rewrite, [b"eno\n"]),
+        (lambda pair: os.truncate(pair.source, 0), []),
+        (lambda pair: pair.source.unlink(), []),
+        (lambda pair: (rotate(pair.source, limit=1), pair.write(b"two\n")), [b"two\n"]),
+    ],
+)
+def test_a_file_is_settled_until_something_touches_it(pair, monkeypatch, touch, blobs):
+    clock = Clock(monkeypatch)
+    pair.write(b"one\n")
+    pair.collect()
+    assert not pair.tails.is_settled(LOG)  # it may be changed within this moment still
+    clock.advance(streams.FRESH_SECONDS)
+    pair.collect()
+    assert pair.tails.is_settled(LOG)
+    assert pair.tails.behind(LOG) == 0
+    touch(pair)
+    assert not pair.tails.is_settled(LOG)
+    assert [message.blob for message in pair.collect()] == blobs
+
+
+def test_a_file_is_not_settled_by_what_was_taken_back(pair, monkeypatch):
+    clock = Clock(monkeypatch)
+    pair.write(b"one\n")
+    clock.advance(streams.FRESH_SECONDS)
+    with taken_back(pair.states[0]):
+        assert pair.collect()
+    assert not pair.tails.is_settled(LOG)
+    assert [message.blob for message in pair.collect()] == [b"one\n"]
 
 
 def test_what_was_appended_is_sent_once(pair):
