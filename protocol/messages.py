@@ -10,7 +10,7 @@ Applying a message twice must do what applying it once does; a reader may see it
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -239,9 +239,10 @@ Message = (
 _TYPES: dict[str, type[Any]] = {t.type: t for t in Message.__args__}
 
 
-def encode_messages(messages: Sequence[Message]) -> bytes:
-    """Return the payload of a pack or a state."""
-    head = [b"["]  # encoded one by one: there may be very many
+def encode_messages(messages: Iterable[Message]) -> bytes:
+    """Return the payload of a pack or a state, each drawn when its turn comes: there may be very
+    many."""
+    head = [b"["]
     blobs: list[bytes] = []
     for message in messages:
         value = {"type": message.type, **asdict(message)}
@@ -250,7 +251,7 @@ def encode_messages(messages: Sequence[Message]) -> bytes:
             value["blob"] = len(blob)
             blobs.append(blob)
         head += [dumps(value), b","]
-    if messages:
+    if len(head) > 1:
         head.pop()
     return b"".join([*head, b"]\n", *blobs])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from protocol.errors import RefusedError
@@ -24,6 +24,17 @@ def encode_snapshot(order: int, files: Iterable[FileEntry]) -> Snapshot:
     )
     blob = b"[" + b",".join(listed) + b"]"
     return Snapshot(order=order, id=hashlib.sha256(blob).hexdigest()[:16], blob=blob)
+
+
+def each_file(snapshot: Snapshot) -> Iterator[FileEntry]:
+    """Yield the files of a snapshot that this end has made, unchecked, without holding them all.
+
+    Raises ValueError when the list is malformed.
+    """
+    text, decoder, at = snapshot.blob.decode("ascii"), json.JSONDecoder(), 1
+    while text[at] != "]":
+        value, at = decoder.raw_decode(text, at + (text[at] == ","))
+        yield decode(FileEntry, value)
 
 
 def decode_snapshot(snapshot: Snapshot) -> list[FileEntry]:

@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -305,9 +305,11 @@ class Controller(Daemon):
         oldest = min((m.snapshot for m in queued if m.snapshot), default=sys.maxsize)
         return self.journal.payloads_in_use() | {o for o in self.served.sent() if o >= oldest}
 
-    def restate(self) -> list[Message]:
-        bridge = [BridgeUrl(url=url)] if (url := self.state.get(BRIDGE_URL)) else []
-        return [*bridge, *self.served.restate(), *self._commands_after(0, sys.maxsize)]
+    def restate(self) -> Iterator[Message]:
+        if url := self.state.get(BRIDGE_URL):
+            yield BridgeUrl(url=url)
+        yield from self.served.restate()
+        yield from self._commands_after(0, sys.maxsize)
 
     def unacked(self, acked: int) -> int:
         return 0

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -124,7 +124,7 @@ class Daemon(ABC):
         """See `link.Outgoing`."""
 
     @abstractmethod
-    def restate(self) -> list[Message]:
+    def restate(self) -> Iterable[Message]:
         """See `link.Outgoing`."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -41,6 +41,13 @@ SAID_BYTES = 256 * 1024
 # When more chunks hold less than this, they are joined: each costs its listing again and again.
 MANY_CHUNKS = 200
 LITTLE_CHUNK = CHUNK_BYTES // 4
+# So many contents go into a chunk at most.
+JOINED_AT_ONCE = 16_384
+# In SQL: contents of this end that are live and lie whole in one chunk, and that chunk.
+_CHUNK = "json_extract(pieces, '$[0].object')"
+_IN_ONE_CHUNK = (
+    "FROM contents JOIN live USING (sha256) WHERE json_array_length(pieces) = 1 AND pieces LIKE ?"
+)
 MOVED = "contents that were moved"
 # What has come so far of a content that is being sent is told so often.
 HINT_SECONDS = 0.5
@@ -195,62 +202,82 @@ class Contents:
         self._state.run("INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)", SAID, sha256, blob)
         return Content(sha256=sha256, size=size, blob=blob)
 
-    def pack_up(self, live: Mapping[str, Path]) -> None:
+    def pack_up(self, live: Iterable[tuple[str, Path]]) -> None:
         """Join contents that were said inside messages into chunks, and small chunks into larger
-        ones; forget all contents but the `live`, whose files are given."""
-        self._forget_all_but(live)
+        ones; forget all contents but the `live`, which are given with their files."""
+        self._note_live(live)
+        self._forget_dead()
         self._join_said()
-        self._join_chunks(live)
+        self._join_chunks()
 
-    def _forget_all_but(self, live: Collection[str]) -> None:
+    def _note_live(self, live: Iterable[tuple[str, Path]]) -> None:
+        """Keep these beside the state: there may be very many."""
+        self._state.run(
+            "CREATE TEMP TABLE IF NOT EXISTS live"
+            " (sha256 TEXT PRIMARY KEY, path BLOB NOT NULL) WITHOUT ROWID"
+        )
+        self._state.run("DELETE FROM live")
+        for sha256, path in live:
+            self._state.run("INSERT OR REPLACE INTO live VALUES (?, ?)", sha256, os.fsencode(path))
+
+    def _forget_dead(self) -> None:
+        dead = "sha256 NOT IN (SELECT sha256 FROM live)"
         with self._state.transaction():
-            for table, where in (("blobs", "owner = 'said'"), ("contents", "pieces LIKE ?")):
-                own = (self._own_pieces(),) if table == "contents" else ()
-                for (sha256,) in self._state.rows(
-                    f"SELECT sha256 FROM {table} WHERE {where}", *own
-                ):
-                    if sha256 not in live:
-                        self._state.run(
-                            f"DELETE FROM {table} WHERE sha256 = ? AND {where}", sha256, *own
-                        )
+            self._state.run(f"DELETE FROM blobs WHERE owner = ? AND {dead}", SAID)
+            self._state.run(
+                f"DELETE FROM contents WHERE pieces LIKE ? AND {dead}", self._own_pieces()
+            )
 
     def _join_said(self) -> None:
-        said = self._state.rows("SELECT sha256, LENGTH(data) FROM blobs WHERE owner = ?", SAID)
-        if sum(int(length) for _, length in said) <= SAID_BYTES:
+        row = self._state.row("SELECT SUM(LENGTH(data)) FROM blobs WHERE owner = ?", SAID)
+        if row is None or int(row[0] or 0) <= SAID_BYTES:
             return
-        group: list[tuple[str, int]] = []
-        total = 0
-        for sha256, length in said:
-            if group and total + int(length) > CHUNK_BYTES:
-                self._join(group)
-                group, total = [], 0
-            group.append((str(sha256), int(length)))
-            total += int(length)
-        if group:
+        while group := self._next_said():
             self._join(group)
 
-    def _join(self, group: list[tuple[str, int]]) -> None:
+    def _next_said(self) -> list[str]:
+        """Return the next contents that go into one chunk, empty when none is left."""
+        group: list[str] = []
+        total = 0
+        for sha256, length in self._state.rows(
+            "SELECT sha256, LENGTH(data) FROM blobs WHERE owner = ? LIMIT ?", SAID, JOINED_AT_ONCE
+        ):
+            total += int(length)
+            if group and total > CHUNK_BYTES:
+                break
+            group.append(str(sha256))
+        return group
+
+    def _join(self, group: list[str]) -> None:
         """Put a group of contents into one chunk."""
-        blobs = [self._said(sha256) or b"" for sha256, _ in group]
+        blobs = [self._said(sha256) or b"" for sha256 in group]
         name = self._link().put_chunk(b"".join(blobs), compress=True)
         at = 0
         with self._state.transaction():
-            for (sha256, _), blob in zip(group, blobs, strict=True):
+            for sha256, blob in zip(group, blobs, strict=True):
                 piece = Piece(object=name, offset=at, length=len(blob))
                 at += len(blob)
                 self._note(sha256, len(blob), (piece,))
                 self._state.run("DELETE FROM blobs WHERE owner = ? AND sha256 = ?", SAID, sha256)
 
-    def _join_chunks(self, live: Mapping[str, Path]) -> None:
+    def _join_chunks(self) -> None:
         """Where there are many chunks of this end that hold little, make larger ones from the
         files, and have the other end told where the contents lie now."""
-        little = [found for found in self._held().values() if sum(found.values()) < LITTLE_CHUNK]
+        little = self._state.rows(
+            f"SELECT {_CHUNK} {_IN_ONE_CHUNK} GROUP BY 1 HAVING SUM(size) < ?",
+            self._own_pieces(),
+            LITTLE_CHUNK,
+        )
         if len(little) <= MANY_CHUNKS:
             return
+        held = self._state.rows(
+            f"SELECT {_CHUNK}, sha256, size, path {_IN_ONE_CHUNK} ORDER BY 1", self._own_pieces()
+        )
+        chosen = {chunk for (chunk,) in little}
         sources = (
-            Source(path=live[sha256], sha256=sha256, size=size)
-            for found in little
-            for sha256, size in found.items()
+            Source(path=Path(os.fsdecode(path)), sha256=str(sha256), size=int(size))
+            for chunk, sha256, size, path in held
+            if chunk in chosen
         )
         for parts in Upload(self._link().chunks, lambda sha256: ()).run(sources):
             with self._state.transaction():
@@ -259,18 +286,6 @@ class Contents:
                     self._add(part)
                     moved.append(part.source.sha256)
                 self._state.put(MOVED, moved)
-
-    def _held(self) -> dict[str, dict[str, int]]:
-        """For each chunk of this end, the contents that lie whole in it, and their sizes."""
-        held: dict[str, dict[str, int]] = {}
-        rows = self._state.rows(
-            "SELECT sha256, size, json_extract(pieces, '$[0].object') FROM contents"
-            " WHERE json_array_length(pieces) = 1 AND pieces LIKE ?",
-            self._own_pieces(),
-        )
-        for sha256, size, chunk in rows:
-            held.setdefault(str(chunk), {})[str(sha256)] = int(size)
-        return held
 
     def _own_pieces(self) -> str:
         """What pieces look like, in SQL, that lie in chunks of this end."""
@@ -302,8 +317,10 @@ class Contents:
 
     def objects(self) -> set[str]:
         """Return every chunk that holds a known content, as pieces name them."""
-        rows = self._state.rows("SELECT pieces FROM contents")
-        return {value["object"] for (text,) in rows for value in json.loads(text)}
+        rows = self._state.rows(
+            "SELECT DISTINCT json_extract(value, '$.object') FROM contents, json_each(pieces)"
+        )
+        return {str(chunk) for (chunk,) in rows}
 
     def fetch_early(self) -> None:
         """Fetch what is known of contents that are still being sent; may take long.

@@ -274,7 +274,7 @@ class LocalFiles:
     def pack_up(self) -> None:
         """Bring to the remote as chunks what a state has to repeat, and forget what it has not."""
         rows = self._state.rows("SELECT path, sha256 FROM local_files WHERE sha256 != ''")
-        self._contents.pack_up({str(sha256): self._root / path for path, sha256 in rows})
+        self._contents.pack_up((str(sha256), self._root / path) for path, sha256 in rows)
 
     def restate(self) -> list[Message]:
         """Return messages for all files that were sent."""

@@ -7,6 +7,7 @@ makes the pack, or moves the reading cursor, so a crash repeats a step or never 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import secrets
@@ -71,10 +72,10 @@ class Outgoing(Protocol):
         The other end has applied every pack up to `acked`.
         """
 
-    def restate(self) -> list[Message]:
+    def restate(self) -> Iterable[Message]:
         """Return what stands for everything that was said, but for logs that were acknowledged.
 
-        Called inside a transaction.
+        Called, and drawn from, inside a transaction.
         """
 
     def unacked(self, acked: int) -> int:
@@ -615,7 +616,9 @@ class Link:
             seq = self.last_seq()
             acked = self.state.get("acked")
             acks = [Ack(writer=acked[0], seq=acked[1])] if acked else []
-            payload = encode_messages([self._hello(), *acks, *self.outgoing.restate()])
+            payload = encode_messages(
+                itertools.chain([self._hello(), *acks], self.outgoing.restate())
+            )
         name, body = self.keys.sealer.seal(self.writer, Kind.STATE, seq, payload)
         self.upload(str(name), body)
         self.state.put("state_seq", seq)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -24,7 +25,7 @@ from protocol.logs import one_line
 from protocol.messages import Content, FileEntry, Message, Snapshot
 from protocol.names import safe_relative
 from protocol.publish import fsync_dir, remove_leftovers, temporary_beside
-from protocol.snapshots import decode_snapshot, encode_snapshot
+from protocol.snapshots import decode_snapshot, each_file, encode_snapshot
 from protocol.stages import Stage, parse_stages
 from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
 from syncd.delivery.files import Found, walk
@@ -67,6 +68,21 @@ class Ready(IntEnum):
     SENT = 2
 
 
+@dataclass
+class _Serving:
+    """The snapshot that is being said, from one pack to the next: there are many of both.
+
+    `files` are those from number `at` on, `there` the contents that were said, or that the
+    snapshot `sent` before it had.
+    """
+
+    order: int
+    sent: int
+    at: int
+    files: Iterator[FileEntry]
+    there: set[str]
+
+
 _PENDING = (Ready.NOTED, Ready.COMPLETE)
 
 
@@ -78,7 +94,7 @@ class ServedFolder:
         self._root = root
         self._contents = contents
         self._lock = threading.Lock()
-        self._serving: tuple[tuple[int, int], list[FileEntry], set[str]] | None = None
+        self._serving: _Serving | None = None
         self.problems: dict[str, str] = {}
 
     def scan(self) -> int:
@@ -192,9 +208,13 @@ class ServedFolder:
         there = self._hashes(sent) if sent else set()
         there |= self._contents.on_remote()
         order, start = self._state.get("serving", [0, 0])
-        files = decode_snapshot(load_snapshot(self._state, int(row[0])))
-        left = files[start:] if order == int(row[0]) else files
-        return sum({f.sha256: f.size for f in left if f.sha256 not in there}.values())
+        files = each_file(load_snapshot(self._state, int(row[0])))
+        total = 0
+        for entry in itertools.islice(files, start if order == int(row[0]) else 0, None):
+            if entry.sha256 not in there:
+                there.add(entry.sha256)
+                total += entry.size
+        return total
 
     def upload(self) -> None:
         """Bring the larger contents of the newest snapshot to the remote; may take long."""
@@ -202,7 +222,7 @@ class ServedFolder:
         if row is None or row[0] is None:
             return
         snapshot = load_snapshot(self._state, int(row[0]))
-        larger = (e for e in decode_snapshot(snapshot) if e.size > INLINE_BYTES)
+        larger = (e for e in each_file(snapshot) if e.size > INLINE_BYTES)
         if self._contents.upload(self._source(entry) for entry in larger):
             self._mark(snapshot.order, Ready.GIVEN_UP)
             return
@@ -234,45 +254,44 @@ class ServedFolder:
         if row is None or row[0] is None:
             self._serving = None
             return coming
-        snapshot = load_snapshot(self._state, int(row[0]))
-        files, there = self._to_serve(snapshot)
-        order, start = self._state.get("serving", [0, 0])
-        start = start if order == snapshot.order else 0
+        serving = self._to_serve(int(row[0]))
         messages = coming
-        for at in range(start, len(files)):
-            if budget <= 0:
-                self._state.put("serving", [snapshot.order, at])
-                return messages
-            entry = files[at]
-            if entry.sha256 in there:
+        while budget > 0:
+            entry = next(serving.files, None)
+            if entry is None:
+                return [*messages, self._served(serving.order)]
+            serving.at += 1
+            if entry.sha256 in serving.there:
                 continue
-            there.add(entry.sha256)
+            serving.there.add(entry.sha256)
             content = self._contents.message(
                 self._root / "serve" / entry.path, entry.sha256, entry.size
             )
             if content is None:
-                self._mark(snapshot.order, Ready.GIVEN_UP)
+                self._mark(serving.order, Ready.GIVEN_UP)
                 return messages
             messages.append(content)
             budget -= 512 + len(content.blob)
-        messages.append(snapshot)
-        self._mark(snapshot.order, Ready.SENT)
-        self._state.run(
-            "DELETE FROM snapshots WHERE place < ? AND ready != ?", snapshot.order, Ready.SENT
-        )
+        self._state.put("serving", [serving.order, serving.at])
         return messages
 
-    def _to_serve(self, snapshot: Snapshot) -> tuple[list[FileEntry], set[str]]:
-        """Return a snapshot's files, and the contents that the one sent before it has.
-
-        Kept from one pack to the next: there are many of both, and of packs as well.
-        """
+    def _to_serve(self, order: int) -> _Serving:
+        """Return how far a snapshot is said: as it is in the state, if a pack was not made."""
         sent = max(self.sent(), default=0)
-        if self._serving is None or self._serving[0] != (snapshot.order, sent):
-            before = self._hashes(sent) if sent else set()
-            self._serving = (snapshot.order, sent), decode_snapshot(snapshot), before
-        _, files, before = self._serving
-        return files, set(before)
+        known, start = self._state.get("serving", [0, 0])
+        start = start if known == order else 0
+        now = self._serving
+        if now is None or (now.order, now.sent, now.at) != (order, sent, start):
+            files = itertools.islice(each_file(load_snapshot(self._state, order)), start, None)
+            there = self._hashes(sent) if sent else set()
+            now = self._serving = _Serving(order, sent, start, files, there)
+        return now
+
+    def _served(self, order: int) -> Snapshot:
+        """Return the message that all of a snapshot's contents were said before."""
+        self._mark(order, Ready.SENT)
+        self._state.run("DELETE FROM snapshots WHERE place < ? AND ready != ?", order, Ready.SENT)
+        return load_snapshot(self._state, order)
 
     def pack_up(self, wanted: Collection[int]) -> None:
         """Forget snapshots that are neither the newest nor in `wanted`, which runs still use, and
@@ -284,26 +303,28 @@ class ServedFolder:
         # Contents of one that is not sent yet may be on the remote already.
         rows = self._state.rows("SELECT place FROM snapshots")
         self._contents.pack_up(
-            {
-                entry.sha256: self._root / "serve" / entry.path
-                for (order,) in rows
-                for entry in decode_snapshot(load_snapshot(self._state, int(order)))
-            }
+            (entry.sha256, self._root / "serve" / entry.path)
+            for (order,) in rows
+            for entry in each_file(load_snapshot(self._state, int(order)))
         )
 
-    def restate(self) -> list[Message]:
-        """Return messages for the snapshots that were sent, each after its contents.
+    def restate(self) -> Iterator[Message]:
+        """Yield messages for the snapshots that were sent, each after its contents.
 
         A content that cannot be had any more belongs to a file that has changed: a newer snapshot
         is on its way.
         """
-        messages: list[Message] = []
         for order in self.sent():
             snapshot = load_snapshot(self._state, order)
-            files = {entry.sha256: entry for entry in decode_snapshot(snapshot)}
-            contents = [self._contents.again(e.sha256, e.size) for e in files.values()]
-            messages += [*(content for content in contents if content is not None), snapshot]
-        return messages
+            said: set[str] = set()
+            for entry in each_file(snapshot):
+                if entry.sha256 in said:
+                    continue
+                said.add(entry.sha256)
+                content = self._contents.again(entry.sha256, entry.size)
+                if content is not None:
+                    yield content
+            yield snapshot
 
     def sent(self) -> list[int]:
         """The orders of snapshots that were sent, oldest first."""
@@ -313,8 +334,7 @@ class ServedFolder:
         return [int(order) for (order,) in rows]
 
     def _hashes(self, order: int) -> set[str]:
-        files = decode_snapshot(load_snapshot(self._state, order))
-        return {entry.sha256 for entry in files}
+        return {entry.sha256 for entry in each_file(load_snapshot(self._state, order))}
 
 
 def _digest(files: Sequence[Found]) -> bytes:

@@ -28,7 +28,9 @@ def assert_small(*ends: End) -> None:
     """No daemon ever took more memory than it may; rclone is a process of its own."""
     for end in ends:
         assert end.process is not None
-        assert peak_memory(end.process.pid) < MEMORY, end.layout.root
+        peak = peak_memory(end.process.pid)
+        print(f"{end.layout.root.name}: {peak / 1e6:.0f} MB at most")
+        assert peak < MEMORY, end.layout.root
 
 
 def start(ends: Ends, stages: str, *, bwlimit: str = "") -> Ends:

@@ -132,7 +132,7 @@ def test_many_chunks_that_hold_little_become_few_and_that_is_told(
     sources = [make(f"f{n}", data(n, 100)) for n in range(7)]
     for source in sources[:5]:
         contents.upload([source])
-    live = {source.sha256: source.path for source in sources}
+    live = [(source.sha256, source.path) for source in sources]
     contents.pack_up(live)
     assert len(contents.objects()) == 5
     for source in sources[5:]:
@@ -146,5 +146,5 @@ def test_many_chunks_that_hold_little_become_few_and_that_is_told(
     assert {content.sha256 for content in said} == {s.sha256 for s in sources} - {sources[3].sha256}
     assert all(content.pieces == contents.pieces(content.sha256) for content in said)
     assert contents.coming() == []
-    contents.pack_up({})
+    contents.pack_up([])
     assert contents.objects() == set()
