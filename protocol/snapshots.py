@@ -32,8 +32,8 @@ def each_file(snapshot: Snapshot) -> Iterator[FileEntry]:
     Raises ValueError when the list is malformed.
     """
     text, decoder, at = snapshot.blob.decode("ascii"), json.JSONDecoder(), 1
-    while text[at] != "]":
-        value, at = decoder.raw_decode(text, at + (text[at] == ","))
+    while (following := text[at : at + 1]) != "]":
+        value, at = decoder.raw_decode(text, at + (following == ","))
         yield decode(FileEntry, value)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import RefusedError
 from protocol.messages import FileEntry, Snapshot
-from protocol.snapshots import decode_snapshot, encode_snapshot
+from protocol.snapshots import decode_snapshot, each_file, encode_snapshot
 
 ENTRIES = st.builds(
     FileEntry,
@@ -35,6 +35,17 @@ def test_the_same_files_in_any_order_have_the_same_id(files: list[FileEntry], ra
     one, other = encode_snapshot(1, files), encode_snapshot(2, shuffled)
     assert one.id == other.id
     assert decode_snapshot(one) == sorted(files, key=lambda file: file.path)
+    assert list(each_file(one)) == decode_snapshot(one)
+
+
+@given(FILES, st.data())
+def test_a_list_of_ones_own_that_ends_early_is_a_value_error(
+    files: list[FileEntry], data: st.DataObject
+):
+    whole = encode_snapshot(1, files)
+    cut = whole.blob[: data.draw(st.integers(0, len(whole.blob) - 1))]
+    with pytest.raises(ValueError, match=r".+"):
+        list(each_file(dataclasses.replace(whole, blob=cut)))
 
 
 @given(FILES.filter(bool), st.data())
