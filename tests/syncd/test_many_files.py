@@ -90,6 +90,7 @@ def test_many_artefacts_at_once_take_few_chunks(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_two_thousand_artefacts_keep_the_folder_under_a_thousand_objects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
