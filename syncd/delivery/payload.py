@@ -68,6 +68,15 @@ class Ready(IntEnum):
     SENT = 2
 
 
+@dataclass(frozen=True)
+class _Settled:
+    """What was found when nothing more was to be noted, and the newest snapshot then."""
+
+    seen: bytes
+    order: int
+    id: str
+
+
 @dataclass
 class _Serving:
     """The snapshot that is being said, from one pack to the next: there are many of both.
@@ -95,6 +104,8 @@ class ServedFolder:
         self._contents = contents
         self._lock = threading.Lock()
         self._serving: _Serving | None = None
+        self._seen = b""  # a digest of what was found last, if it had settled
+        self._settled: _Settled | None = None
         self.problems: dict[str, str] = {}
 
     def scan(self) -> int:
@@ -104,7 +115,14 @@ class ServedFolder:
         never sees it half-edited.
         """
         with self._lock:  # what one thread saw earlier must not be noted after what another saw
-            return self._note(self._look())
+            entries = self._look()
+            if entries is None:
+                assert self._settled is not None
+                return self._settled.order
+            order = self._note(entries)
+            newest = self._newest()
+            self._settled = _Settled(self._seen, *newest) if self._seen and newest else None
+            return order
 
     def _note(self, entries: list[FileEntry]) -> int:
         with self._state.transaction():
@@ -124,16 +142,24 @@ class ServedFolder:
             )
         return snapshot.order
 
-    def _look(self) -> list[FileEntry]:
-        """Return the files as they are at one moment: again, if some changed meanwhile."""
+    def _look(self) -> list[FileEntry] | None:
+        """Return the files as they are at one moment: again, if some changed meanwhile. None when
+        nothing has, since the newest snapshot was noted."""
         problems: dict[str, str] = {}
         found = list(walk(self._root, "serve", problems))
+        before, newest = _digest(found), self._newest()
+        if newest is not None and self._settled == _Settled(before, *newest):
+            return None
+        self._seen = b""
         for _ in range(MAX_LOOKS):
+            # A file that changes again within this moment need not show it.
+            settled = all(each.settled(TICK_SECONDS) for each in found)
             entries = self._entries(found, problems)
             before, problems_again = _digest(found), dict[str, str]()
             found = []  # there may be very many: not held twice
             found = list(walk(self._root, "serve", problems_again))
             if _digest(found) == before:
+                self._seen = before if settled and not problems else b""
                 break
             problems = problems_again
         for path, why in problems.items():

@@ -419,3 +419,39 @@ def test_five_thousand_small_files_cost_no_sync_each_and_are_hashed_once(pair, m
     assert len(synced) < 50
     monkeypatch.setattr(payload_module, "file_sha256", None)
     pair.served.scan()
+
+
+def test_a_folder_that_did_not_change_is_walked_once_and_no_more(pair, monkeypatch):
+    monkeypatch.setattr(payload_module, "TICK_SECONDS", 0.0)
+    pair.write("a", b"old")
+    order = pair.bring()
+    walks = []
+    walk = payload_module.walk
+    monkeypatch.setattr(payload_module, "walk", lambda *how: walks.append(how) or walk(*how))
+    known = ServedFolder._known_hash
+    monkeypatch.setattr(ServedFolder, "_known_hash", None)
+    assert pair.served.scan() == order
+    assert len(walks) == 1
+    monkeypatch.setattr(ServedFolder, "_known_hash", known)
+    pair.write("a", b"new")
+    assert pair.served.scan() > order
+
+
+def test_a_file_that_changed_just_now_is_looked_into_again(pair):
+    """It could change once more within the tick of the file system's clock."""
+    pair.write("a", b"old")
+    order = pair.bring()
+    found = (pair.here / "serve/a").stat()
+    pair.write("a", b"new")
+    os.utime(pair.here / "serve/a", ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert pair.served.scan() > order
+
+
+def test_a_snapshot_that_was_given_up_is_made_anew_though_nothing_changed(pair, monkeypatch):
+    monkeypatch.setattr(payload_module, "TICK_SECONDS", 0.0)
+    pair.write("a", LARGE)
+    order = pair.served.scan()
+    assert pair.served.scan() == order
+    with pair.states[0].transaction():
+        pair.served._mark(order, payload_module.Ready.GIVEN_UP)
+    assert pair.served.scan() > order
