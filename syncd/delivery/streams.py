@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 import stat
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -22,6 +21,7 @@ from typing import IO
 from protocol.files import open_regular
 from protocol.logs import drop_redraws
 from protocol.messages import Append
+from syncd.delivery.files import Found
 from syncd.holes import STEP, data_from, read_from
 from syncd.log_parts import is_log, rotated
 from syncd.state import State
@@ -33,8 +33,8 @@ MARK_BYTES = 256
 # A file that was changed within the last moment may be changed again without showing it.
 FRESH_SECONDS = 2.0
 
-# Inode, size and times of both parts of a file; None for a part that is missing.
-Look = tuple[tuple[int, int, int, int] | None, ...]
+# Both parts of a file; None for a part that is missing.
+Look = tuple[Found | None, ...]
 
 
 class Tails:
@@ -51,11 +51,13 @@ class Tails:
 
     def is_settled(self, path: str) -> bool:
         """Whether all of a file was collected, and nothing has touched it since."""
-        return path in self._settled and self._settled[path] == self._look(path)
+        with contextlib.suppress(OSError):  # `collect` names what cannot be read
+            return path in self._settled and self._settled[path] == self._look(path)
+        return False
 
     def _look(self, path: str) -> Look:
         """Raises OSError."""
-        return tuple(_signature(part) for part in self._parts(path))
+        return tuple(_found(part) for part in self._parts(path))
 
     def _parts(self, path: str) -> tuple[Path, Path]:
         """A file, and the part before it."""
@@ -106,11 +108,9 @@ class Tails:
     def _settle(self, path: str, look: Look) -> None:
         """Note that a file need not be read again, if it was read to its end as it looked then."""
         sent = {inode: tail.sent for inode, tail in self._known(path).items()}
-        now = time.time_ns()
         there = [part for part in look if part is not None]
         if there and all(
-            sent.get(inode) == size and not 0 <= now - changed < FRESH_SECONDS * 1e9
-            for inode, size, _, changed in there
+            sent.get(part.inode) == part.size and part.settled(FRESH_SECONDS) for part in there
         ):
             self._state.on_rollback(self._settled.clear)
             self._settled[path] = look
@@ -232,12 +232,11 @@ def _first_byte(path: Path, at: int) -> int:
         return data_from(file.fileno(), at)
 
 
-def _signature(path: Path) -> tuple[int, int, int, int] | None:
+def _found(path: Path) -> Found | None:
     try:
-        found = os.lstat(path)
-    except FileNotFoundError:
+        return Found.of(path.name, path.lstat())
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _inode(file: IO[bytes] | None) -> int | None:

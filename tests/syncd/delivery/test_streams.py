@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from crashing import taken_back
@@ -108,6 +109,21 @@ def test_a_file_is_settled_until_something_touches_it(pair, monkeypatch, touch, 
     touch(pair)
     assert not pair.tails.is_settled(LOG)
     assert [message.blob for message in pair.collect()] == blobs
+
+
+@pytest.mark.parametrize("error", [NotADirectoryError, PermissionError])
+def test_a_settled_file_that_cannot_be_looked_at_is_no_fault(pair, monkeypatch, error):
+    clock = Clock(monkeypatch)
+    pair.write(b"one\n")
+    clock.advance(streams.FRESH_SECONDS)
+    pair.collect()
+
+    def lstat(path):
+        raise error(errno.EACCES, "no", str(path))
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    assert not pair.tails.is_settled(LOG)
+    pair.tails.behind(LOG)
 
 
 def test_a_file_is_not_settled_by_what_was_taken_back(pair, monkeypatch):
