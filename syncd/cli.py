@@ -579,6 +579,21 @@ app.command(
 )
 
 app.command(
+    "syncd.notebook.command:bootstrap",
+    name="bootstrap",
+    help="""Make the cell that turns a notebook's VM into this folder's worker.
+
+    Prints the cell and writes a notebook with it. Pasted into a fresh VM, it
+    installs what is missing, starts the worker, and shows how it is. The key
+    stands in neither: the cell takes it from the platform's secrets, or asks.""",
+    help_epilogue=(
+        "Examples:\n\n    syncd bootstrap --platform colab\n"
+        "    syncd bootstrap --platform kaggle --remote drive:syncd\n"
+        "    syncd bootstrap --platform colab --stop-when-idle 30m\n"
+    ),
+)
+
+app.command(
     "syncd.doctor.command:doctor",
     name="doctor",
     help="""Look for what is wrong with this end: machine, folder, key, remote, daemon.

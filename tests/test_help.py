@@ -17,6 +17,7 @@ GOLDEN = Path(__file__).parent / "data" / "help"
 SYNCD = [
     "bridge",
     "bench",
+    "bootstrap",
     "demo",
     "doctor",
     "init",

@@ -13,7 +13,8 @@ from protocol.files import read_regular
 from protocol.paths import Layout
 
 USER = "syncd"
-OBJECTS, SERVE = "objects", "serve"  # the two mounts, by the names that they have in URLs
+# The mounts, by the names that they have in URLs.
+OBJECTS, SERVE, BOOTSTRAP = "objects", "serve", "bootstrap"
 _MOST_BYTES = 4096  # of what is read here
 
 
@@ -25,6 +26,11 @@ def bridge_folder(layout: Layout) -> Path:
 def objects_folder(layout: Layout) -> Path:
     """Where the objects lie, for an end that was made with `syncd init --bridge`."""
     return bridge_folder(layout) / OBJECTS
+
+
+def bootstrap_folder(layout: Layout) -> Path:
+    """Where that lies which a notebook's cell fetches (`syncd/notebook/payload.py`)."""
+    return layout.private / BOOTSTRAP
 
 
 def url_file(layout: Layout) -> Path:

@@ -26,6 +26,7 @@ from protocol.publish import publish_bytes
 from protocol.wire import Role
 from syncd.bridge import (
     OBJECTS,
+    bootstrap_folder,
     bridge_folder,
     current_url,
     objects_folder,
@@ -90,6 +91,7 @@ class Bridge:
             self._folder,
             objects=objects,
             serve=layout.serve,
+            bootstrap=bootstrap_folder(layout),
             address=address,
             password=self.password,
         )

@@ -1,8 +1,8 @@
-"""The bridge's server: one `rclone serve webdav` over the objects and, read-only, over serve/.
+"""The bridge's server: one `rclone serve webdav` over the objects and, read-only, what cells fetch.
 
-Both are folders of one tree, which rclone's `combine` makes; a `union` all of whose parts are
-`:ro` is what makes serve/ read-only. A union must have two parts, so an empty folder is the other.
-Nothing else of the shared folder is in that tree, and links in it are not followed.
+They are folders of one tree, which rclone's `combine` makes; a `union` all of whose parts are
+`:ro` is what makes serve/ and bootstrap/ read-only. A union must have two parts, so an empty folder
+is the other. Nothing else of the shared folder is in that tree, and links in it are not followed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from protocol.errors import BusyError, RemoteError, UsageError
 from protocol.publish import make_dirs, publish_bytes
-from syncd.bridge import OBJECTS, SERVE, USER
+from syncd.bridge import BOOTSTRAP, OBJECTS, SERVE, USER
 from syncd.child import STOP_SECONDS, Child
 from syncd.rclone.address import is_loopback
 from syncd.rclone.binary import find_rclone
@@ -79,12 +79,19 @@ class BridgeServer(Child):
     foreign = ("RCLONE_",)
 
     def __init__(
-        self, folder: Path, *, objects: Path, serve: Path, address: Address, password: str
+        self,
+        folder: Path,
+        *,
+        objects: Path,
+        serve: Path,
+        bootstrap: Path,
+        address: Address,
+        password: str,
     ) -> None:
         super().__init__(folder)
         self.realm = f"syncd-{secrets.token_hex(8)}"
         self.address = address
-        self._mounts = {OBJECTS: objects, SERVE: serve}
+        self._mounts = {OBJECTS: objects, SERVE: serve, BOOTSTRAP: bootstrap}
         self._password = password
         self._absent = secrets.token_hex(16)  # a name that no object has
 
@@ -116,12 +123,12 @@ class BridgeServer(Child):
         empty = self.folder / "empty"
         for folder in (*self._mounts.values(), empty):
             make_dirs(folder)
-        serve = f"{_quoted(f'{self._mounts[SERVE]}:ro')} {_quoted(f'{empty}:ro')}"
-        objects = _quoted(f"{OBJECTS}={self._mounts[OBJECTS]}")
-        text = (
-            f"[{SERVE}]\ntype = union\nupstreams = {serve}\n\n"
-            f"[bridge]\ntype = combine\nupstreams = {objects} {SERVE}={SERVE}:\n"
-        )
+        text, parts = "", [_quoted(f"{OBJECTS}={self._mounts[OBJECTS]}")]
+        for name in (SERVE, BOOTSTRAP):
+            read_only = f"{_quoted(f'{self._mounts[name]}:ro')} {_quoted(f'{empty}:ro')}"
+            text += f"[{name}]\ntype = union\nupstreams = {read_only}\n\n"
+            parts.append(f"{name}={name}:")
+        text += f"[bridge]\ntype = combine\nupstreams = {' '.join(parts)}\n"
         publish_bytes(self.folder / "rclone.conf", text.encode("utf-8"), mode=0o600)
 
     def command(self) -> list[str]:

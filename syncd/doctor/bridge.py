@@ -28,8 +28,8 @@ from syncd.bridge.running import Record, is_running, read_record
 from syncd.config import Settings, load_settings
 from syncd.doctor.findings import Finding, ok, warning, wrong
 from syncd.doctor.patient import Patient
-from syncd.doctor.remote import opened
 from syncd.rclone.address import is_loopback
+from syncd.rclone.beside import opened
 from syncd.rclone.remote import RcloneRemote
 from syncd.view import read_age, read_status
 

@@ -6,7 +6,6 @@ again, also after Ctrl-C; what a doctor that was killed has left, the next one r
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import tempfile
@@ -24,6 +23,7 @@ from syncd.config import Settings
 from syncd.doctor.findings import Finding, from_error, ok, warning, wrong
 from syncd.doctor.patient import Patient
 from syncd.doctor.writers import look_at_writers
+from syncd.rclone.beside import opened
 from syncd.rclone.errors import Fatal, Transient, shown
 from syncd.rclone.rcd import Rclone
 from syncd.rclone.remote import NotFound, RcloneRemote
@@ -78,17 +78,6 @@ def _examine_one(
             yield from part
         except RemoteError as error:  # it keeps no other remote from being looked at
             yield from_error("remote", error)
-
-
-@contextlib.contextmanager
-def opened(settings: Settings) -> Iterator[Rclone]:
-    """An rclone of our own, beside the daemon's."""
-    config = Path(settings.rclone_config) if settings.rclone_config else None
-    with (
-        tempfile.TemporaryDirectory(prefix="syncd-doctor-") as folder,
-        Rclone(Path(folder) / "rclone", config=config, bwlimit=settings.bwlimit) as rclone,
-    ):
-        yield rclone
 
 
 def _unreachable(error: RemoteError) -> Finding:

