@@ -101,12 +101,18 @@ def render_status(status: Status, *, now: float, ago: bool = False) -> str:
         ]
     lines += ["", f"disk free {size(status.disk_free)}"]
     lines += [f"{name} {value}" for name, value in status.machine.items()]
-    if status.unsent_bytes and status.unsent_since is not None:
-        waited = status.time - status.unsent_since
-        if waited >= TOLD_AFTER_SECONDS or status.unsent_bytes >= TOLD_FROM_BYTES:
-            told = f"to be sent {size(status.unsent_bytes)}, waiting for {duration(waited)}"
-            lines.append(told)
+    lines += [waits] if (waits := render_unsent(status)) else []
     return "".join(f"{one_line(line)}\n" for line in lines)
+
+
+def render_unsent(status: Status) -> str:
+    """Return what waits to be sent, "" when it is no more than is always on its way."""
+    if not status.unsent_bytes or status.unsent_since is None:
+        return ""
+    waited = status.time - status.unsent_since
+    if waited < TOLD_AFTER_SECONDS and status.unsent_bytes < TOLD_FROM_BYTES:
+        return ""
+    return f"to be sent {size(status.unsent_bytes)}, waiting for {duration(waited)}"
 
 
 def gone_after(status: Status) -> float:

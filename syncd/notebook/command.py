@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from syncd.config import Settings
 
 _WHAT = "syncd bootstrap"
-_AGAIN = "At the laptop: `syncd bootstrap` makes a cell for what is reached where now"
+_HINT = "At the laptop, `syncd bootstrap` makes a cell for what is reached where now."
+_BRIDGE_HINT = f"Does `syncd watch` run at the laptop, with its tunnel? {_HINT}"
 
 
 def bootstrap(
@@ -142,7 +143,7 @@ def _make(layout: Layout, settings: Settings, asked: _Asked) -> _Made:
         folder=asked.worker_folder,
         trainer=asked.trainer,
         stop_when_idle=asked.stop_when_idle,
-        hint=f"{_AGAIN}; is `syncd watch` running there?" if asked.bridge else f"{_AGAIN}.",
+        hint=_BRIDGE_HINT if len(named) < len(remotes) else _HINT,
     )
     return _Made(cell=cell_text(wanted, key), notes=tuple(notes))
 

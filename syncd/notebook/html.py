@@ -15,6 +15,7 @@ from protocol.status import (
     duration,
     gone_after,
     render_progress,
+    render_unsent,
     shown,
     size,
 )
@@ -91,8 +92,8 @@ def _ended(ended: EndedLine) -> tuple[str, str, str, str]:
 def _facts(status: Status) -> Iterator[str]:
     yield f"disk free {size(status.disk_free)}"
     yield from (f"{name} {value}" for name, value in status.machine.items())
-    if status.unsent_bytes:
-        yield f"to be sent {size(status.unsent_bytes)}"
+    if waits := render_unsent(status):
+        yield waits
 
 
 def _table(rows: Sequence[Sequence[str]], *, first: int = 0) -> str:

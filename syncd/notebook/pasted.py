@@ -36,8 +36,9 @@ def syncd_keys(folder: pathlib.Path) -> typing.Iterator[str]:
         from kaggle_secrets import UserSecretsClient
 
         yield UserSecretsClient().get_secret("SYNCD_KEY")
-    for _ in range(3):
-        yield getpass.getpass("key (the line in .syncd/key at the laptop): ")
+    with contextlib.suppress(EOFError, NotImplementedError):  # nobody is there to type it
+        for _ in range(3):
+            yield getpass.getpass("key (the line in .syncd/key at the laptop): ")
 
 
 def syncd_unlock(key: str, locked: str) -> tuple[bytes, typing.Any] | None:
@@ -82,7 +83,7 @@ def syncd_start(locked: str, options: dict[str, typing.Any]) -> None:
         if opened := syncd_unlock(key, locked):
             break
     else:
-        raise SystemExit("None of these is the key that this cell was made with.")
+        raise SystemExit("Nothing that was found or typed in is this cell's key: see SYNCD_KEY.")
     secret, told = opened
     config = folder / ".syncd" / "rclone.conf"
     config.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

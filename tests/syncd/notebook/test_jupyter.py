@@ -32,7 +32,7 @@ def kernel(machine: Machine) -> Iterator[Kernel]:
 def cell(laptop: Laptop, machine: Machine) -> str:
     """The text of a cell, which finds the key in a file."""
     (machine.home / ".syncd-key").write_text(laptop.key())
-    made = laptop.bootstrap("--worker-folder", str(machine.home / "syncd"), "--without-trainer")
+    made = laptop.bootstrap("--without-trainer")
     return str(made["cell"])
 
 
