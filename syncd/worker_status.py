@@ -23,6 +23,7 @@ from protocol.progress import read_progress
 from protocol.publish import publish_bytes
 from protocol.status import EndedLine, RunningLine, Status, WaitingLine, render_status
 from syncd.delivery.redraws import Redraws
+from syncd.gpu_meter import GpuMeter
 from syncd.stages.runner import Runner
 from syncd.stages.schedule import Entry
 from syncd.unsent import WaitingSince
@@ -48,6 +49,7 @@ class WorkerStatus:
         self._sent = ("", "", -math.inf)
         self._redraws = Redraws()
         self._waiting = WaitingSince()
+        self._gpus = GpuMeter()
 
     def update(
         self, runner: Runner, *, unsent: int, progress: object, problems: Iterable[str]
@@ -73,7 +75,7 @@ class WorkerStatus:
             unsent_bytes=unsent,
             unsent_since=since,
             disk_free=shutil.disk_usage(self._layout.root).free // DISK_STEP * DISK_STEP,
-            machine=_machine(),
+            machine=self._machine(busy=any(entry.alive for entry in runner.entries)),
             heartbeat=self.heartbeat,
             problems=tuple(problems),
             leaving=self.leaving,
@@ -114,6 +116,11 @@ class WorkerStatus:
     def restate(self) -> list[StatusReport]:
         """Return the status as it is, whether it is news or not."""
         return [] if self._status is None else [StatusReport(status=asdict(self._status))]
+
+    def _machine(self, *, busy: bool) -> dict[str, str]:
+        memory = psutil.virtual_memory()
+        gpus = self._gpus.shown() if busy else {}
+        return {"memory used": f"{round(memory.percent, -1):.0f}%", **gpus}
 
     def _running(self, runner: Runner, entry: Entry) -> RunningLine:
         return RunningLine(
@@ -172,8 +179,3 @@ def last_line(path: Path, *, window: int = 4096) -> str:
         if text and parse_log_line(line) is None:
             return text[-200:]
     return ""
-
-
-def _machine() -> dict[str, str]:
-    memory = psutil.virtual_memory()
-    return {"memory used": f"{round(memory.percent, -1):.0f}%"}

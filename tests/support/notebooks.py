@@ -352,11 +352,12 @@ class Cell:
 
 
 class Laptop:
-    """A controller with its bridge, and the cells that it makes."""
+    """A controller with its bridge, or with another remote, and the cells that it makes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, remote: str = "", rclone_config: str = "") -> None:
         self.layout = Layout(folder / "laptop")
-        initialise(self.layout, role=Role.CONTROLLER, remote=str(objects_folder(self.layout)))
+        remote = remote or str(objects_folder(self.layout))
+        initialise(self.layout, role=Role.CONTROLLER, remote=remote, rclone_config=rclone_config)
         self.end = End(self.layout)
         self.bridge = BridgeProcess(self.layout)
 

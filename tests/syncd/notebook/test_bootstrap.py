@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bridging import BridgeProcess
 from notebooks import Cell, Laptop, Machine
+from servers import WebdavServer
 from waiting import eventually
 
+from protocol.errors import ExitCode
 from syncd.config import Key
 from syncd.platform import is_locked
 
@@ -138,3 +141,57 @@ def test_a_machine_without_rclone_gets_it_from_the_bridge(laptop: Laptop, tmp_pa
         assert bare.program("rclone").is_file()
     finally:
         cell.close()
+
+
+def test_over_another_remote_the_cell_brings_what_rclone_must_know_of_it(
+    webdav: WebdavServer, machine: Machine, tmp_path: Path, rclone_config: Path
+) -> None:
+    rclone_config.write_text(webdav.section("inner") + "\n[outer]\ntype = alias\nremote = inner:at")
+    laptop = Laptop(tmp_path, remote="outer:", rclone_config=str(rclone_config))
+    laptop.end.start()
+    cell = Cell(machine, laptop.bootstrap("--without-trainer")["cell"], key=laptop.key())
+    try:
+        cell.start()
+        cell.until("running")
+        laptop.append("echo over webdav")
+        log = laptop.layout.inbox / "sh-1.log"
+        eventually(lambda: log.exists() and "over webdav" in log.read_text(), within=60)
+    finally:
+        cell.close()
+        laptop.close()
+    kept = cell.folder / ".syncd" / "rclone.conf"
+    assert kept.stat().st_mode & 0o077 == 0
+    assert webdav.password not in kept.read_text()
+
+
+def test_what_a_remote_has_of_an_earlier_cell_is_replaced(
+    webdav: WebdavServer, tmp_path: Path, rclone_config: Path
+) -> None:
+    rclone_config.write_text(webdav.section("there"))
+    laptop = Laptop(tmp_path, remote="there:", rclone_config=str(rclone_config))
+    laptop.bootstrap()
+    there = webdav.root / "bootstrap"
+    (there / "start-of-before.py").write_text("")
+    (there / "manifest.json").write_text("of before")
+    laptop.bootstrap()
+    here = laptop.layout.private / "bootstrap"
+    assert {path.name: path.read_bytes() for path in there.iterdir()} == {
+        path.name: path.read_bytes() for path in here.iterdir()
+    }
+
+
+def test_a_folder_of_the_laptop_is_no_remote_for_a_vm(tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path, remote=str(tmp_path / "elsewhere"))
+    command = [sys.executable, "-m", "syncd", "bootstrap", "-C", str(laptop.layout.root)]
+    done = subprocess.run([*command, "--platform", "colab"], capture_output=True, text=True)
+    assert done.returncode == ExitCode.CONFIG
+    assert "which a VM does not see" in done.stderr
+    assert not done.stdout
+
+
+def test_without_a_bridge_that_runs_there_is_no_cell_for_one(tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path)
+    command = [sys.executable, "-m", "syncd", "bootstrap", "-C", str(laptop.layout.root)]
+    done = subprocess.run([*command, "--platform", "colab"], capture_output=True, text=True)
+    assert done.returncode == ExitCode.REMOTE
+    assert "syncd watch --tunnel" in done.stderr
