@@ -19,6 +19,7 @@ SYNCD = [
     "bench",
     "demo",
     "doctor",
+    "down",
     "init",
     "logs",
     "results",
@@ -26,6 +27,7 @@ SYNCD = [
     "sh",
     "status",
     "stop",
+    "up",
     "watch",
 ]
 TRAINER = ["check", "export", "finetune", "gate", "pool", "pretrain"]

@@ -1,0 +1,1 @@
+"""The notebook: one cell that makes a fresh VM a worker."""
