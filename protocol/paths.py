@@ -61,6 +61,11 @@ class Layout:
         return self.private / "fenced.json"
 
     @property
+    def left(self) -> Path:
+        """How the last worker's daemon left, until another one starts; JSON."""
+        return self.private / "left.json"
+
+    @property
     def problems(self) -> Path:
         """What the controller's daemon has to say of itself: a list of texts, as JSON."""
         return self.private / "problems.json"

@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import dataclasses
 import graphlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from protocol.durations import DURATION_HINT, parse_duration
 from protocol.errors import ConfigError
 from protocol.names import canonical_stage, canonical_stages, suggest
 from protocol.schema import load_toml
 
 # A key of many dots costs tomllib the square of their number: seconds at this size.
 MAX_BYTES = 128 * 1024
-_DURATION = re.compile(r"(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|d|)\Z")
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Resume(StrEnum):
@@ -166,20 +164,10 @@ def _timeout(where: str, value: Any) -> float:
 
 
 def _seconds(where: str, key: str, value: Any) -> float:
-    match = _DURATION.match(value.strip()) if isinstance(value, str) else None
-    if match:
-        seconds = float(match["value"]) * _SECONDS[match["unit"]]
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = value
-    else:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise ConfigError(
-            where,
-            why=f"{key} = {repr(value)[:80]}",
-            hint='It must be seconds, or text such as "90m".',
-        )
-    return float(seconds)
+    seconds = parse_duration(value)
+    if seconds is None:
+        raise ConfigError(where, why=f"{key} = {repr(value)[:80]}", hint=DURATION_HINT)
+    return seconds
 
 
 def _check_order(stages: Mapping[str, Stage]) -> None:

@@ -164,6 +164,7 @@ def init(
         "    syncd watch\n"
         "    syncd watch --tunnel cloudflared\n"
         "    syncd watch --role worker --remote drive:syncd --folder /content/syncd\n"
+        "    syncd watch --stop-when-idle 30m\n"
     )
 )
 def watch(
@@ -175,6 +176,7 @@ def watch(
     address: str = BRIDGE_ADDRESS,
     tunnel: str = "",
     url: str = "",
+    stop_when_idle: str | None = None,
     folder: Folder = None,
     verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative=())] = False,
 ) -> None:
@@ -198,6 +200,10 @@ def watch(
         The bridge's tunnel: see `syncd bridge`.
     url
         Where a worker reaches the bridge, when the tunnel cannot tell.
+    stop_when_idle
+        Have the worker leave once it had nothing to do for
+        so long ("30m"), and all that it made is safe
+        elsewhere; else from $SYNCD_STOP_WHEN_IDLE or syncd.toml.
     folder
         The shared folder's end here.
     verbose
@@ -207,7 +213,14 @@ def watch(
 
     told = (role or os.environ.get("SYNCD_ROLE")) and (remote or os.environ.get("SYNCD_REMOTE"))
     layout = Layout(folder.resolve()) if folder and told else _layout(folder)
-    settings = load_settings(layout, {"role": role, "remote": remote, "fallback": fallback or None})
+    flags = {"role": role, "remote": remote, "fallback": fallback or None}
+    settings = load_settings(layout, {**flags, "stop_when_idle": stop_when_idle})
+    if settings.stop_when_idle and settings.role is not Role.WORKER:
+        raise UsageError(
+            "syncd watch",
+            why="stop_when_idle is for a worker, and this end is the controller's",
+            hint="Give it where the worker is started; `syncd bootstrap` passes it on.",
+        )
     start_logging(verbose=verbose)
     with contextlib.ExitStack() as beside:
         if bridge or tunnel:
@@ -611,6 +624,30 @@ app.command(
     ),
 )
 
+app.command(
+    "syncd.notebook.up:up",
+    name="up",
+    help="""Start a Colab session with Google's own client, and make it this folder's worker.
+
+    The client (PyPI: google-colab-cli) has to be installed and logged in. It
+    makes the session, and gives it the key and the cell that `syncd bootstrap`
+    makes; all else goes through the folder, so `syncd watch` has to run. A
+    session that was begun before, and is there, is found again.""",
+    help_epilogue=(
+        "Examples:\n\n    syncd up\n    syncd up --gpu A100 --stop-when-idle 30m\n"
+        '    SYNCD_COLAB="colab --auth=adc" syncd up --no-wait\n'
+    ),
+)
+
+app.command(
+    "syncd.notebook.up:down",
+    name="down",
+    help="""End the Colab session that `syncd up` has begun, once nothing of it is needed.
+
+    That is when every command has ended and all that the worker made was sent.
+    The session's machine, and what is on it, are gone then.""",
+    help_epilogue="Examples:\n\n    syncd down\n    syncd down --now\n",
+)
 
 app.command(
     "syncd.bench.command:app",

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from protocol.durations import DURATION_HINT, parse_duration
 from protocol.errors import ConfigError
 from protocol.names import canonical_stage, suggest
 from protocol.paths import Layout
@@ -54,7 +55,9 @@ class Settings:
     both must; `unsealed` lets this end do without a key; `bwlimit` is rclone's ("1M", "off" when
     empty); `poll` is how often, in seconds, the remote is looked at while something goes on (0: as
     its type bears), and `idle_after` for how long nothing has to go on until it is looked at less
-    often; `profile` is the type of remote that it is to be treated as.
+    often; `profile` is the type of remote that it is to be treated as; `stop_when_idle` is after
+    how many seconds with nothing to do a worker leaves, once all that it made is safe elsewhere
+    (0: never).
     """
 
     role: Role
@@ -69,6 +72,7 @@ class Settings:
     poll: float = 0.0
     idle_after: float = 600.0
     profile: str = ""
+    stop_when_idle: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.remote.strip():
@@ -82,6 +86,7 @@ class Settings:
         try:
             for name in _SECONDS:
                 _seconds(name, getattr(self, name))
+            _duration("stop_when_idle", self.stop_when_idle)
         except ValueError as error:
             raise ConfigError("settings", why=str(error)) from error
         if self.profile not in ("", *TYPES):
@@ -172,6 +177,8 @@ def _convert(name: str, value: Any) -> Any:
         return found
     if name in _SECONDS:
         return _seconds(name, value)
+    if name == "stop_when_idle":
+        return _duration(name, value)
     if not isinstance(value, str) or not value.isprintable():
         raise ValueError(f"{name} = {without_secrets(repr(value))} is not text of one line")
     if name == "bwlimit" and not _BWLIMIT.fullmatch(value):
@@ -202,6 +209,13 @@ def _seconds(name: str, value: Any) -> float:
         seconds = math.nan
     if not (seconds == 0 or least <= seconds <= most):
         raise ValueError(f"{name} = {value!r} is not 0, nor {least:g} to {most:g} seconds")
+    return seconds
+
+
+def _duration(name: str, value: Any) -> float:
+    seconds = parse_duration(value)
+    if seconds is None:
+        raise ValueError(f"{name} = {value!r} is no duration. {DURATION_HINT}")
     return seconds
 
 

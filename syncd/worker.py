@@ -39,6 +39,7 @@ from syncd.delivery.receipt import check
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
 from syncd.last_heard import LastHeard
+from syncd.leaving import Outlook, Quiet, Reason, Verdict, judge, told_idle, write_left
 from syncd.records import JournalFile, ResultsFile
 from syncd.stages import schedule
 from syncd.stages.attempt_files import read_file
@@ -49,6 +50,8 @@ log = logging.getLogger("syncd")
 
 FENCE_PATIENCE_SECONDS = 60.0
 IDLE_TICK_SECONDS = 4.0
+# How often it is looked whether the other end can see that this one is about to leave.
+LEAVING_SECONDS = 1.0
 # A main loop that did no round for so long was suspended, with the machine or by a signal.
 SUSPENDED_SECONDS = 10.0
 
@@ -71,6 +74,7 @@ class Worker(Daemon):
         for folder in (self.layout.artifacts, self.layout.store):
             make_dirs(folder)
         make_dirs(self.layout.runs, mode=0o700)
+        self.layout.left.unlink(missing_ok=True)
         self.contents.progressed = self.push_loop.wake.set
         self.courtesy_loop = Loop("courtesy", self._show, lambda: self.every(HEARTBEAT_SECONDS))
         self.local = LocalFiles(self.state, root, self.contents)
@@ -82,6 +86,8 @@ class Worker(Daemon):
         self._claims: dict[int, int] = {}
         self._ticked = time.monotonic()
         self._awake = True
+        self._quiet = Quiet()
+        self._verdict = Verdict.BUSY
         self.journal = JournalFile(self.state, self.layout.journal)
         self.results = ResultsFile(self.state, self.layout.results)
         self.last_heard = LastHeard(self.state)
@@ -162,9 +168,11 @@ class Worker(Daemon):
             self._awake = False  # it may have been replaced meanwhile
             self.look_for_writers()
         self._ticked = now
-        # Nothing is started on a half-recovered disk: checkpoints come first.
-        recovered = self._restored or not self.inherited.missing()
-        return self._awake and recovered
+        return self._awake and not self._is_recovering()
+
+    def _is_recovering(self) -> bool:
+        """Whether checkpoints of a predecessor are still to come: nothing is started before."""
+        return not self._restored and bool(self.inherited.missing())
 
     def _pull(self) -> None:
         try:
@@ -220,6 +228,7 @@ class Worker(Daemon):
         self.stop()
 
     def bulk(self) -> None:
+        quiet = self._quiet_for()  # so that what is scanned next was made before
         if self.inherited.missing():
             self.inherited.fetch()
             self._restored = True  # what could not be had is named, and the rest is here
@@ -235,8 +244,47 @@ class Worker(Daemon):
         # A state says all that this worker stands for, what it inherited included.
         if self.local.covers(self.inherited.paths()):
             self.link.compact()
+        if self.settings.stop_when_idle:
+            self._leave_when_idle(min(quiet, self._quiet_for()))
+
+    def _quiet_for(self) -> float:
+        """For how many seconds nothing has run or waited."""
+        mark = self.state.row(
+            "SELECT (SELECT MAX(number) FROM commands), (SELECT MAX(place) FROM journal)"
+        )
+        return self._quiet.look(busy=self.runner.is_busy() or self._is_recovering(), mark=mark)
+
+    def _leave_when_idle(self, quiet: float) -> None:
+        """End this daemon once it was quiet for long enough, and nothing here is needed any more.
+
+        The status says so first. A command that comes before that was sent calls it off; one that
+        comes later stays queued, on the remote and here.
+        """
+        after, leaving = self.settings.stop_when_idle, self.status.leaving
+        if not leaving:
+            self._verdict = self._judge(quiet, after)
+            leaving = told_idle(after) if self._verdict is Verdict.LEAVE else ""
+        elif quiet < after:
+            leaving = ""
+        elif self.status.has_said_goodbye() and not self.link.unsent():
+            log.info("%s", leaving)
+            self.stop()
+        if leaving != self.status.leaving:
+            self.status.leaving = leaving
+            self.main_loop.wake.set()
+
+    def _judge(self, quiet: float, after: float) -> Verdict:
+        sent = quiet >= after and not (self.outgoing.is_behind() or self.link.unsent())
+        durable = sent and self.remote.anchor().profile().durable
+        heard = self.link.is_heard()
+        kept = sent and (durable or heard) and self.link.is_kept()
+        return judge(
+            Outlook(quiet=quiet, sent=sent, durable=durable, heard=heard, kept=kept), after
+        )
 
     def bulk_interval(self) -> float:
+        if self.status.leaving:
+            return LEAVING_SECONDS
         # Files that are written are seen at once, and looked at again until they have settled.
         return super().bulk_interval() if self.local.unsettled else RESCAN_SECONDS
 
@@ -244,8 +292,15 @@ class Worker(Daemon):
         self.runner.look()
         alive = [entry.run_id for entry in self.runner.entries if entry.alive]
         kept = f"; {', '.join(alive)} goes on without it" if alive else ""
-        self.status.leaving = f"fenced: {self.fenced.why}" if self.fenced else f"stopped{kept}"
+        if self.fenced:
+            reason, why = Reason.FENCED, f"fenced: {self.fenced.why}"
+        elif self.status.leaving:
+            reason, why = Reason.IDLE, self.status.leaving
+        else:
+            reason, why = Reason.STOPPED, f"stopped{kept}"
+        self.status.leaving = why
         self._write_status()
+        write_left(self.layout, reason, why)
 
     # What arrives
 
@@ -324,6 +379,8 @@ class Worker(Daemon):
         found = [*loops, *self.runner.problems.values(), *self.refusals()]
         for kept in (self.outgoing.problems(), self.local.problems, self.inherited.problems):
             found += [f"{path}: {why}" for path, why in kept.items()]
+        if self._verdict not in (Verdict.LEAVE, Verdict.BUSY):
+            found.append(f"there is nothing to do, and it stays: {self._verdict}")
         missing = len(self.inherited.missing())
         if missing and not self._restored:
             found.append(f"restoring {missing} files of an earlier worker; nothing starts before")

@@ -113,6 +113,10 @@ class WorkerStatus:
         self._sent = (self._news, self._progress, time.monotonic())
         return [StatusReport(status=asdict(self._status))]
 
+    def has_said_goodbye(self) -> bool:
+        """Whether a status was collected that says why the worker leaves, and nothing is news."""
+        return bool(self._status and self._status.leaving) and self._news == self._sent[0]
+
     def restate(self) -> list[StatusReport]:
         """Return the status as it is, whether it is news or not."""
         return [] if self._status is None else [StatusReport(status=asdict(self._status))]

@@ -20,6 +20,7 @@ SYNCD = [
     "bootstrap",
     "demo",
     "doctor",
+    "down",
     "init",
     "logs",
     "results",
@@ -27,6 +28,7 @@ SYNCD = [
     "sh",
     "status",
     "stop",
+    "up",
     "watch",
 ]
 TRAINER = ["check", "export", "finetune", "gate", "pool", "pretrain"]

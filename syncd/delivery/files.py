@@ -33,6 +33,7 @@ FILES = ("in/checkpoints.json",)
 # Files that grow by appending, by their names: they are sent by their new bytes.
 GROWING_SUFFIXES = (".jsonl", ".log")
 GROWING_PREFIXES = ("events.out.tfevents.",)
+LEFT_OUT = "left out: a link, or no regular file"
 
 
 def is_growing(path: str) -> bool:
@@ -118,7 +119,7 @@ def walk(root: Path, below: str, problems: dict[str, str]) -> Iterator[Found]:
             if stat.S_ISREG(found.st_mode):
                 yield Found.of(path, found)
             else:
-                problems[one_line(path)] = "left out: a link, or no regular file"
+                problems[one_line(path)] = LEFT_OUT
 
 
 class LocalFiles:
@@ -131,6 +132,7 @@ class LocalFiles:
         self.growing: list[str] = []
         self.problems: dict[str, str] = {}
         self.unsettled = False  # whether the last scan left files for the next one
+        self._failed = False  # whether there were some that it could not bring
         self._uploading = 0  # bytes of what a scan has found and is bringing to the remote
 
     def scan(self, is_final: Callable[[str], bool] = lambda path: False) -> bool:
@@ -163,6 +165,7 @@ class LocalFiles:
             news = self._bring(changed, problems)
         finally:
             self._uploading = 0
+        self._failed = any(why != LEFT_OUT for why in problems.values())
         self.growing, self.problems = growing, problems
         with self._state.transaction():
             for found, sha256 in news:
@@ -305,6 +308,10 @@ class LocalFiles:
         """Whether a file of which the path begins so is ready, and was not said yet."""
         rows = self._state.rows("SELECT path FROM local_files WHERE sent = 0")
         return any(path.startswith(prefixes) for (path,) in rows)
+
+    def is_behind(self) -> bool:
+        """Whether the last scan left or failed with some file, or one was not said yet."""
+        return self.unsettled or self._failed or self.waiting(("",))
 
     def unsent(self) -> int:
         """How many bytes of files are on their way, or wait to be announced."""

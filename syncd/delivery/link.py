@@ -199,8 +199,7 @@ class Link:
                 hint="Move it away; a new incarnation takes over from what is on the remote.",
             )
         missing = self._missing(names)
-        lost = {path for path in kept if path.startswith(f"{self.writer}/")}
-        lost -= {f"{self.writer}/{name}" for name in names}
+        lost = self._lost_of(kept, names)
         # A remote may list late what it has: what is missing twice is missing.
         if missing & self._missed or (missing and not names):
             log.warning("objects of ours are missing on the remote; all is said again")
@@ -210,6 +209,24 @@ class Link:
             with self.state.transaction():
                 self.outgoing.make_again(again)
         self._missed, self._lost = missing, lost
+
+    def _lost_of(self, kept: set[str], names: Sequence[ObjectName]) -> set[str]:
+        """Which of the chunks that are needed, as pieces name them, are ours and not listed."""
+        ours = {path for path in kept if path.startswith(f"{self.writer}/")}
+        return ours - {f"{self.writer}/{name}" for name in names}
+
+    def is_kept(self) -> bool:
+        """Whether the anchor shows all that a successor needs of what was sent. Raises RemoteError.
+
+        It is looked at now, and not taken from what uploads have said.
+        """
+        kept = self.outgoing.kept_objects()
+        names = self.names_on(self.remote.anchor())
+        return not (self._missing(names) or self._lost_of(kept, names))
+
+    def is_heard(self) -> bool:
+        """Whether the other end has applied all that was said, but for what is no news."""
+        return self.acked() >= int(self.state.get("news_seq", self.last_seq()))
 
     def _missing(self, names: Sequence[ObjectName]) -> set[int]:
         """Packs that were sent and are not on the remote, nor stood for by a state there."""
@@ -553,6 +570,8 @@ class Link:
         seq = self.last_seq() + 1
         name, body = self.keys.sealer.seal(self.writer, Kind.PACK, seq, encode_messages(messages))
         self.state.put("seq", seq)
+        if _is_news(messages):
+            self.state.put("news_seq", seq)
         self.state.run("INSERT INTO outbox VALUES (?, ?, ?)", seq, str(name), body)
 
     def _hello(self) -> Hello:

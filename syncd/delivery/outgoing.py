@@ -145,6 +145,11 @@ class WorkerOutgoing:
         """How many bytes were not collected yet."""
         return sum(self._tails.behind(path) for path in self.growing()) + self._local.unsent()
 
+    def is_behind(self) -> bool:
+        """Whether something was not collected yet, as far as the last scan of files saw."""
+        records = self.has_records() or bool(self.held())
+        return records or self.unsent() > 0 or self._local.is_behind()
+
     def is_said(self, record: JournalRecord) -> bool:
         """Whether a record was collected."""
         place = self._journal.place(record)

@@ -38,6 +38,7 @@ class Profile:
     `transfers`: how many large objects go at a time.
     `answer_seconds`: how long a call may take before it is made again by a new connection; what is
     always slower is met by more (`rclone.patience`).
+    `durable`: whether what was uploaded outlives both ends' machines; not where it may lie on one.
     """
 
     poll_seconds: float
@@ -47,6 +48,7 @@ class Profile:
     check_target: bool = False
     transfers: int = 4
     answer_seconds: float = 10.0
+    durable: bool = False
 
 
 # A folder on this machine, or one that another program keeps in sync: calls cost nothing, and two
@@ -60,14 +62,16 @@ LOCAL = Profile(poll_seconds=0.25, idle_poll_seconds=5.0, transfers=2)
 BRIDGE = Profile(poll_seconds=0.25, idle_poll_seconds=4.0, gather_seconds=0.25)
 
 # Someone else's WebDAV, mostly a small PHP server (Nextcloud) that takes 0.1 s and more a call.
-WEBDAV = Profile(poll_seconds=1.0, idle_poll_seconds=15.0, gather_seconds=0.5)
+WEBDAV = Profile(poll_seconds=1.0, idle_poll_seconds=15.0, gather_seconds=0.5, durable=True)
 
 # A connection is kept open, and a listing is one exchange over it.
-SFTP = Profile(poll_seconds=0.5, idle_poll_seconds=6.0)
+SFTP = Profile(poll_seconds=0.5, idle_poll_seconds=6.0, durable=True)
 
 # Each listing and each upload is paid for: at 0.005 USD a thousand (S3 Standard, us-east-1),
 # looking once a second costs 0.43 USD a day at each end, and every 15 s 0.03 USD.
-S3 = Profile(poll_seconds=1.0, idle_poll_seconds=15.0, gather_seconds=0.5, transfers=8)
+S3 = Profile(
+    poll_seconds=1.0, idle_poll_seconds=15.0, gather_seconds=0.5, transfers=8, durable=True
+)
 
 # "About 2 files per second only", and 10 calls a second as a default quota of a client id, which
 # rclone's users share unless they make their own (rclone's manual, "drive": Limitations). Two
@@ -80,6 +84,7 @@ DRIVE = Profile(
     creations_per_second=2.0,
     check_target=True,
     answer_seconds=60.0,
+    durable=True,
 )
 
 # Writes to one account exclude each other and fail as `too_many_write_operations` when many come at
@@ -91,6 +96,7 @@ DROPBOX = Profile(
     creations_per_second=4.0,
     transfers=2,
     answer_seconds=60.0,
+    durable=True,
 )
 
 # Calls are counted by user, app and tenant together, and one who has had too many is told to wait

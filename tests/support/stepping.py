@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,6 +167,7 @@ class SteppedEnd:
         self.remote = remote
         self.daemon: Daemon | None = None
         self.fenced = False
+        self.settings: dict[str, Any] = {}  # more than role and remote
         self._stack = contextlib.ExitStack()
         make_private(self.layout)
         if not self.layout.key.exists():
@@ -176,7 +178,8 @@ class SteppedEnd:
         if self.daemon is not None:
             return
         kind = Controller if self.role is Role.CONTROLLER else Worker
-        daemon = kind(self.layout, Settings(role=self.role, remote="fake:"), remote=self.remote)
+        settings = Settings(role=self.role, remote="fake:", **self.settings)
+        daemon = kind(self.layout, settings, remote=self.remote)
         try:
             daemon.open(self._stack)
         except BaseException:
@@ -188,6 +191,16 @@ class SteppedEnd:
         """Forget all that is only in memory."""
         self.daemon = None
         self._stack.close()
+
+    def has_ended(self) -> bool:
+        """Whether its daemon ends by itself."""
+        return self.daemon is not None and self.daemon._stopping.is_set()
+
+    def leave(self) -> None:
+        """Let the daemon end in good order, with its last words."""
+        assert self.daemon is not None
+        self.daemon._say_goodbye()
+        self.kill()
 
     def step(self, name: str) -> None:
         """Do one round of a loop, by its name."""

@@ -108,6 +108,8 @@ MISTAKES = {
     "no log of a shell command yet": (["logs", "sh-7"], 4, "sh-7.log: there is none yet"),
     "no such run": (["results", "gate.0001.7f3a"], 4, "there is no such run"),
     "no such role": (["watch", "--role", "master"], 2, "role"),
+    "a controller that is to leave": (["watch", "--stop-when-idle", "5m"], 2, "for a worker"),
+    "no duration": (["watch", "--stop-when-idle", "soon"], 3, "'soon' is no duration"),
 }
 
 

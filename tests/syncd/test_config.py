@@ -43,6 +43,7 @@ CASES = {
     "poll": ((2.5, "2.5", "2.5"), 2.5),
     "idle_after": ((60.0, "60", "60"), 60.0),
     "profile": (("drive", "drive", '"drive"'), "drive"),
+    "stop_when_idle": (("30m", "0.5h", '"30m"'), 1800.0),
     "fallback": ((("drive:x",), "drive:x", '["drive:x"]'), ("drive:x",)),
 }
 BASE = {"role": "controller", "remote": "base:"}
@@ -145,6 +146,8 @@ def test_what_is_known_of_the_role_is_taken_where_nothing_else_says_it(layout):
         ("poll", "nan", "poll = nan is not"),
         ("poll", "0.01", "poll = 0.01 is not"),
         ("idle_after", "-1", "idle_after = -1 is not"),
+        ("stop_when_idle", '"soon"', "stop_when_idle = 'soon' is no duration"),
+        ("stop_when_idle", "-1", "stop_when_idle = -1 is no duration"),
         ("profile", '"floppy"', "profile = 'floppy' is no type of remote"),
         ("fallback", '["drive:x", 3]', "is not a list of remotes"),
         ("stages", "[1]", r"stages = \[1\] is not a list of stage names"),

@@ -148,6 +148,17 @@ def test_a_file_that_changed_after_it_was_hashed_is_sent_as_it_is_later(pair):
     assert (pair.there / RUN / "a").read_bytes() == b"another"
 
 
+def test_an_end_is_behind_until_every_file_was_said(pair):
+    pair.write(f"{RUN}/a", LARGE)
+    (pair.here / RUN / "link").symlink_to("a")
+    assert not pair.local.scan()
+    assert pair.local.is_behind(), "it may change yet"
+    pair.local.scan(lambda p: True)
+    assert pair.local.is_behind(), "it was not said"
+    pair.collect()
+    assert not pair.local.is_behind(), "what is never sent is nothing to wait for"
+
+
 def test_a_large_file_that_changes_while_it_is_sent_is_named_and_others_go_on(pair, monkeypatch):
     path = pair.write(f"{RUN}/a", LARGE)
     pair.write(f"{RUN}/b", LARGE)
@@ -164,6 +175,7 @@ def test_a_large_file_that_changes_while_it_is_sent_is_named_and_others_go_on(pa
     assert list(pair.local.problems) == [f"{RUN}/a"]
     assert "it changed meanwhile" in pair.local.problems[f"{RUN}/a"]
     assert puts(pair.collect()) == [f"{RUN}/b"]
+    assert pair.local.is_behind()
     pair.local.scan(lambda p: True)
     assert pair.local.problems == {}
     assert puts(pair.collect()) == [f"{RUN}/a"]
@@ -295,6 +307,7 @@ def test_files_of_a_folder_that_cannot_be_read_are_not_said_to_be_gone(pair, mon
     monkeypatch.setattr(os, "scandir", deny)
     assert not pair.local.scan()
     assert pair.local.problems == {RUN: "cannot be read: Permission denied"}
+    assert pair.local.is_behind()
     assert pair.collect() == []
 
 

@@ -442,6 +442,44 @@ def test_a_pack_that_fails_to_be_made_moves_no_cursor(
     assert laptop.state.get("seq") == 2
 
 
+def test_an_end_knows_whether_the_other_one_has_heard_it(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syncd.delivery.link.ACK_SECONDS", 0.0)
+    laptop, vm = cast.opened(Role.CONTROLLER), cast.opened(Role.WORKER)
+    vm.say("x")
+    assert not vm.link.is_heard()
+    laptop.listen()
+    laptop.say("a")
+    assert not vm.link.is_heard()
+    vm.listen()
+    assert vm.link.is_heard()
+    vm.link.push()  # what acknowledges is no news, and nobody says that it has heard it
+    laptop.listen()
+    laptop.link.push()
+    vm.listen()
+    assert vm.link.is_heard()
+    vm.say("y")
+    assert not vm.link.is_heard()
+
+
+def test_an_end_sees_whether_the_remote_has_what_a_successor_needs(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm = cast.opened(Role.WORKER)
+    vm.say("x", "y")
+    assert vm.link.is_kept()
+    second = sorted(vm.folder.iterdir())[1]
+    away = second.rename(cast.folder / "away")
+    assert not vm.link.is_kept()
+    away.rename(second)
+    chunk = vm.link.put_chunk(b"a part of a file")
+    monkeypatch.setattr(vm, "kept_objects", lambda: {chunk})
+    assert vm.link.is_kept()
+    (cast.place.root / chunk).unlink()
+    assert not vm.link.is_kept()
+
+
 def test_acknowledgements_reach_the_writer_and_cause_none_themselves(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:

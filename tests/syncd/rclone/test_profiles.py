@@ -75,6 +75,12 @@ def test_where_two_files_may_have_one_name_or_we_do_not_know_the_target_is_check
     assert profile_for(kind, {}).check_target
 
 
+@pytest.mark.parametrize("kind", ["local", "bridge", "", "mega", "memory"])
+def test_what_may_lie_on_the_machine_of_an_end_is_not_durable(kind: str) -> None:
+    assert not profile_for(kind, {}).durable
+    assert profile_for("drive", {}).durable
+
+
 def test_no_profile_breaks_the_promises_made_of_it() -> None:
     """Numbers that others rely on: listings a minute when idle, of which a look makes one; the
     silence after which a worker is called gone."""
