@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from protocol.checkpoints import Proof
 from protocol.journal import JournalRecord
 from protocol.messages import (
     BridgeUrl,
@@ -25,16 +26,19 @@ from protocol.messages import (
     RunEnded,
     Snapshot,
     StatusReport,
+    Stored,
 )
 from protocol.publish import make_dirs, publish_json
 from protocol.states import State as CommandState
 from protocol.wire import Role, Writer
+from syncd.checkpoints import Checkpoints
 from syncd.courtesy import COURTESY_SECONDS, Courtesy
 from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
 from syncd.delivery.files import LocalFiles, RemoteFiles
 from syncd.delivery.outgoing import WorkerOutgoing
 from syncd.delivery.payload import PayloadStore
 from syncd.delivery.peers import FencedError
+from syncd.delivery.proofs import Proofs
 from syncd.delivery.receipt import check
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
@@ -74,6 +78,16 @@ class Worker(Daemon):
         self.contents.progressed = self.push_loop.wake.set
         self.courtesy_loop = Loop("courtesy", self._show, lambda: self.every(HEARTBEAT_SECONDS))
         self.local = LocalFiles(self.state, root, self.contents)
+        self.proofs = Proofs(self.state, lambda: self.link.remote, self.link.scratch)
+        self.checkpoints = Checkpoints(
+            path=self.layout.checkpoint_index,
+            files=self.local.below,
+            contents=self.contents,
+            proofs=self.proofs,
+            link=self.link,
+            written=self.bulk_loop.wake.set,
+        )
+        self.checkpoint_loop = Loop("checkpoints", self._prove, self._prove_interval)
         self.inherited = RemoteFiles(self.state, root, self.contents, wanted=lambda path: True)
         self.payloads = PayloadStore(
             self.state, root, self.layout.private / "payload", self.payload_contents
@@ -105,7 +119,9 @@ class Worker(Daemon):
             unsealed_lines=self.settings.unsealed_lines,
         )
         worker = str(self.link.writer)
-        self.status = WorkerStatus(self.layout, worker=worker, sealed=self.sealed)
+        self.status = WorkerStatus(
+            self.layout, worker=worker, sealed=self.sealed, safe=self.checkpoints.safe
+        )
         self.runner = Runner(
             layout=self.layout,
             database=self.state,
@@ -133,7 +149,8 @@ class Worker(Daemon):
 
     def more_loops(self) -> list[Loop]:
         # Where commands come from a plain file there, a person looks there for what became of them.
-        return [self.courtesy_loop] if self.settings.unsealed_lines else []
+        courtesy = [self.courtesy_loop] if self.settings.unsealed_lines else []
+        return [self.checkpoint_loop, *courtesy]
 
     # Loops
 
@@ -154,6 +171,23 @@ class Worker(Daemon):
 
     def _show(self) -> None:
         self.courtesy_loop.rest = COURTESY_SECONDS if self.courtesy.publish(self.remote) else 0.0
+
+    def _prove(self) -> None:
+        """Find out what of the checkpoints is really on the remote, beside all that is sent."""
+        if self.fenced:
+            return
+        damaged = self.checkpoints.round()
+        if damaged:
+            with self.state.transaction():
+                self.make_again(damaged)
+            self.bulk_loop.wake.set()
+
+    def _prove_interval(self) -> float:
+        return super().bulk_interval() if self.checkpoints.unproved else RESCAN_SECONDS
+
+    def _push(self) -> None:
+        super()._push()
+        self.checkpoint_loop.wake.set()  # what was said is on the remote now
 
     def _may_start(self) -> bool:
         """Whether this worker knows enough to start anything."""
@@ -259,6 +293,9 @@ class Worker(Daemon):
                 message.number,
                 json.dumps(asdict(message)),
             )
+        elif isinstance(message, Stored):
+            self.proofs.note(message.chunks, Proof.STORED)
+            self.checkpoint_loop.wake.set()
         elif isinstance(message, BridgeUrl):
             self.state.put(BRIDGE_URL, message.url)
             self.use_bridge_at(message.url)
@@ -293,6 +330,7 @@ class Worker(Daemon):
 
     def pack_up(self, acked: int) -> None:
         self.outgoing.pack_up(acked)
+        self.proofs.keep_only(self.kept_objects())
 
     def restate(self) -> list[Message]:
         return [*self.outgoing.restate(), *self.status.restate()]
