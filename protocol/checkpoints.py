@@ -6,12 +6,15 @@ nothing. A file is safe once what holds its bytes on the remote was found whole 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 CHECKPOINTS = "store/checkpoints/"
 VERSION = 1
+# Files made within so many seconds of each other are taken to belong together.
+TOGETHER_SECONDS = 5.0
 
 
 class Proof(StrEnum):
@@ -60,6 +63,22 @@ def newest_safe(files: Iterable[CheckpointFile]) -> CheckpointFile | None:
             break
         newest = file
     return newest
+
+
+def is_superseded(made: float, left: Iterable[CheckpointFile]) -> bool:
+    """Whether nobody needs what a run made then, and has taken away, for going on from.
+
+    That is so once a newer file of what it has `left` is safe with all before it, and so are those
+    that it made at the same time: weights and what stands beside them are one checkpoint.
+    """
+    files = sorted(left, key=lambda file: (file.made, file.name))
+    for file, following in itertools.zip_longest(files, files[1:]):
+        if not file.safe:
+            return False
+        alone = following is None or following.made - file.made > TOGETHER_SECONDS
+        if file.made > made and alone:
+            return True
+    return False
 
 
 def at_risk_since(safe: CheckpointFile | None, begun: float) -> float:

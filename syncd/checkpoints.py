@@ -16,6 +16,7 @@ from protocol.checkpoints import (
     CheckpointFile,
     CheckpointIndex,
     Proof,
+    is_superseded,
     newest_safe,
 )
 from protocol.publish import publish_json
@@ -32,15 +33,17 @@ class Checkpoints:
         self,
         *,
         path: Path,
+        store: Path,
         files: Callable[[str], Iterable[SentFile]],
         contents: Contents,
         proofs: Proofs,
         link: Link,
         written: Callable[[], None],
     ) -> None:
-        """`path` is where the index is written, which `written` is told; `files` gives what is
-        below a folder."""
+        """`path` is where the index is written, which `written` is told; `store` where the runs'
+        folders are; `files` gives what is known of the files below a folder."""
         self._path = path
+        self._store = store
         self._files = files
         self._contents = contents
         self._proofs = proofs
@@ -53,6 +56,16 @@ class Checkpoints:
     def safe(self, run_id: str) -> CheckpointFile | None:
         """Return the newest safe file of a run, None when there is none."""
         return newest_safe(self._runs.get(run_id, ()))
+
+    def is_needed(self, path: str) -> bool:
+        """Whether a checkpoint that is gone here is what a new worker would go on from."""
+        run_id, _, name = path.removeprefix(CHECKPOINTS).partition("/")
+        files = self._runs.get(run_id, ())
+        made = next((file.made for file in files if file.name == name), None)
+        if made is None:
+            return False
+        folder = self._store / run_id
+        return not is_superseded(made, (file for file in files if (folder / file.name).exists()))
 
     def round(self) -> set[str]:
         """Prove what is on the remote and write the index; return which chunks are damaged.

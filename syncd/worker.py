@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from protocol.checkpoints import Proof
+from protocol.checkpoints import CHECKPOINTS, Proof
 from protocol.journal import JournalRecord
 from protocol.messages import (
     BridgeUrl,
@@ -81,12 +81,14 @@ class Worker(Daemon):
         self.proofs = Proofs(self.state, lambda: self.link.remote, self.link.scratch)
         self.checkpoints = Checkpoints(
             path=self.layout.checkpoint_index,
+            store=self.layout.root / CHECKPOINTS,
             files=self.local.below,
             contents=self.contents,
             proofs=self.proofs,
             link=self.link,
             written=self.bulk_loop.wake.set,
         )
+        self.local.is_needed = self._is_needed
         self.checkpoint_loop = Loop("checkpoints", self._prove, self._prove_interval)
         self.inherited = RemoteFiles(self.state, root, self.contents, wanted=lambda path: True)
         self.payloads = PayloadStore(
@@ -181,6 +183,15 @@ class Worker(Daemon):
             with self.state.transaction():
                 self.make_again(damaged)
             self.bulk_loop.wake.set()
+
+    def _is_needed(self, path: str) -> bool:
+        """Whether a file that is gone is kept on the remote: a run that goes on may need it."""
+        if not path.startswith(CHECKPOINTS):
+            return False
+        run_id = path.removeprefix(CHECKPOINTS).partition("/")[0]
+        records = self.journal.newest.values()
+        goes_on = any(r.run_id == run_id and r.state is not CommandState.ENDED for r in records)
+        return goes_on and self.checkpoints.is_needed(path)
 
     def _prove_interval(self) -> float:
         return super().bulk_interval() if self.checkpoints.unproved else RESCAN_SECONDS

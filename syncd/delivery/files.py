@@ -144,6 +144,8 @@ class LocalFiles:
         self.growing: list[str] = []
         self.problems: dict[str, str] = {}
         self.unsettled = False  # whether the last scan left files for the next one
+        # Whether a file that is gone here is to stay on the remote for now.
+        self.is_needed: Callable[[str], bool] = lambda path: False
         self._uploading = 0  # bytes of what a scan has found and is bringing to the remote
 
     def scan(self, is_final: Callable[[str], bool] = lambda path: False) -> bool:
@@ -259,6 +261,7 @@ class LocalFiles:
         # What lies in a folder that cannot be read may well be there.
         unread = tuple(f"{path}/" for path in self.problems)
         gone = [path for (path,) in rows if path not in seen and not path.startswith(unread)]
+        gone = [path for path in gone if not self.is_needed(path)]
         for path in gone:
             self._state.run("UPDATE local_files SET sha256 = '', sent = 0 WHERE path = ?", path)
         return bool(gone)

@@ -6,7 +6,14 @@ from dataclasses import asdict
 
 import pytest
 
-from protocol.checkpoints import CheckpointFile, CheckpointIndex, Proof, at_risk_since, newest_safe
+from protocol.checkpoints import (
+    CheckpointFile,
+    CheckpointIndex,
+    Proof,
+    at_risk_since,
+    is_superseded,
+    newest_safe,
+)
 from protocol.schema import decode, dumps, loads
 
 
@@ -32,6 +39,27 @@ def test_a_run_is_safe_up_to_the_newest_file_that_is_safe_with_all_before_it(cas
     files, made = SAFE_UP_TO[case]
     newest = newest_safe(files)
     assert (newest.made if newest else None) == made
+
+
+SUPERSEDED = {
+    "nothing is left": ([], False),
+    "only older ones are left": ([file(50)], False),
+    "a newer one is safe": ([file(200)], True),
+    "a newer one has no proof": ([file(200, proof=None)], False),
+    "an older one that is left has no proof": ([file(50, proof=None), file(200)], False),
+    "what was made beside the newer one has no proof": (
+        [file(200), file(201, proof=None)],
+        False,
+    ),
+    "one after the newer one has no proof": ([file(200), file(300, proof=None)], True),
+    "the one between is whole": ([file(150), file(200), file(201, proof=None)], True),
+}
+
+
+@pytest.mark.parametrize("case", SUPERSEDED)
+def test_what_a_run_has_taken_away_is_needed_until_a_newer_checkpoint_is_safe(case: str) -> None:
+    left, superseded = SUPERSEDED[case]
+    assert is_superseded(100.0, left) is superseded
 
 
 def test_all_work_of_an_attempt_is_at_risk_until_it_has_a_safe_file_of_its_own() -> None:

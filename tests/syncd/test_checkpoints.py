@@ -155,3 +155,59 @@ def chunk_of_another(ends: Ends, sha256: str, chunk: Path) -> Path | None:
     except TypeError:  # for a moment it is in none
         return None
     return found if found != chunk else None
+
+
+HELD = '''
+[stages.train]
+command = """
+cd $SYNCD_CHECKPOINT_DIR; ls
+[ -e 1.pt ] && exit 0
+head -c 200000 /dev/urandom > 1.pt
+while [ ! -e $SYNCD_STORE/remove ]; do sleep 0.05; done
+rm 1.pt; touch $SYNCD_STORE/removed
+while [ ! -e $SYNCD_STORE/save ]; do sleep 0.05; done
+head -c 200000 /dev/urandom > 2.pt
+sleep 1000
+"""
+'''
+
+
+def names(ends: Ends) -> list[str]:
+    """The checkpoints that the laptop knows to be on the remote."""
+    found = index(ends)
+    return [file.name for files in found.runs.values() for file in files] if found else []
+
+
+def test_a_removed_checkpoint_is_dropped_once_a_newer_one_is_safe(local_ends: Ends) -> None:
+    local_ends.serve(stages=HELD)
+    ends = local_ends
+    ends.new_vm()
+    ends.laptop.start()
+    ends.vm.start()
+    ends.append("run:train")
+    safe_file(ends, "1.pt")
+    for step in ("remove", "save"):
+        (ends.vm.layout.store / step).touch()
+    eventually(lambda: names(ends) == ["2.pt"], within=30, what=lambda: str(index(ends)))
+    safe_file(ends, "2.pt")
+
+
+def test_a_machine_that_is_lost_before_the_newer_checkpoint_was_safe_leaves_the_older(
+    local_ends: Ends,
+) -> None:
+    local_ends.serve(stages=HELD)
+    ends = local_ends
+    ends.new_vm()
+    ends.laptop.start()
+    ends.vm.start()
+    ends.append("run:train")
+    safe_file(ends, "1.pt")
+    (ends.vm.layout.store / "remove").touch()
+    eventually((ends.vm.layout.store / "removed").exists, what="the stage has not gone on")
+    # A scan of the files, that goes by what is gone, is over once a later file has been sent.
+    ends.sh("head -c 100000 /dev/urandom > $SYNCD_ARTIFACT_DIR/later.bin")
+    ends.ended(2)
+    ends.lose_vm()
+    ends.new_vm().start()
+    assert ends.ended(1).result is Result.SUCCESS
+    assert ends.log("train").partition(b"attempt 2 at")[2].splitlines()[1] == b"1.pt"
