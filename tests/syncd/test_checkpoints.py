@@ -98,7 +98,10 @@ def flipped(chunk: Path) -> None:
     chunk.write_bytes(body)
 
 
-@pytest.mark.parametrize("spoil", [torn, flipped, Path.unlink])
+FLIPPED = pytest.param(flipped, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("spoil", [torn, FLIPPED, Path.unlink])
 def test_a_new_machine_goes_on_from_the_older_checkpoint_when_the_newest_is_not_whole(
     local_ends: Ends, spoil: Callable[[Path], None]
 ) -> None:
@@ -128,7 +131,7 @@ def test_a_new_machine_goes_on_from_the_older_checkpoint_when_the_newest_is_not_
     assert lines[1] == b"1.pt"
 
 
-@pytest.mark.parametrize("spoil", [torn, flipped])
+@pytest.mark.parametrize("spoil", [torn, FLIPPED])
 def test_a_checkpoint_that_comes_to_nothing_on_the_remote_is_sent_again_and_then_safe(
     local_ends: Ends, spoil: Callable[[Path], None]
 ) -> None:
