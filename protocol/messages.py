@@ -222,6 +222,14 @@ class Ack:
     seq: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Controller: these chunks of the worker, as pieces name them, lie whole on its own disk."""
+
+    type: ClassVar[str] = "stored"
+    chunks: tuple[str, ...]
+
+
 Message = (
     Hello
     | QueuedCommand
@@ -235,6 +243,7 @@ Message = (
     | StatusReport
     | BridgeUrl
     | Ack
+    | Stored
 )
 _TYPES: dict[str, type[Any]] = {t.type: t for t in Message.__args__}
 

@@ -16,11 +16,17 @@ GONE_AFTER_HEARTBEATS = 3
 # What waits is told from so much or so long on: a line or two are always on their way.
 TOLD_AFTER_SECONDS = 2.0
 TOLD_FROM_BYTES = 64 * 1024
+# Of a run without a safe checkpoint it is told once so much work is at risk.
+RISK_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningLine:
-    """A run that is alive. Times are seconds since the epoch."""
+    """A run that is alive. Times are seconds since the epoch.
+
+    `safe` names its newest file in the durable store that is surely on the remote, with all before
+    it; what it did after `at_risk_since` would be lost with its machine.
+    """
 
     run_id: str
     stage: str
@@ -28,6 +34,8 @@ class RunningLine:
     started: float
     progress: Progress | None = None
     last_line: str = ""
+    safe: str = ""
+    at_risk_since: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +133,25 @@ def _running(run: RunningLine, now: float) -> list[str]:
     lines = [f"  {run.run_id}  for {duration(now - run.started)}{again}"]
     if run.progress:
         lines.append(f"        {render_progress(run.progress)}")
+    if risk := _risk(run, now):
+        lines.append(f"        {risk}")
     if run.last_line:
         lines.append(f"        {one_line(run.last_line)[:160]}")
     return lines
+
+
+def _risk(run: RunningLine, now: float) -> str:
+    """Return what would be lost with the machine; "" while that is little, or nothing."""
+    if run.at_risk_since is None:
+        return ""
+    risked = now - run.at_risk_since
+    if run.safe:
+        return f"safe up to {run.safe}; {duration(risked)} of work at risk"
+    return (
+        f"no checkpoint is safe; {duration(risked)} of work at risk"
+        if risked >= RISK_SECONDS
+        else ""
+    )
 
 
 def render_progress(progress: Progress, *, bar: bool = True) -> str:

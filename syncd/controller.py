@@ -47,6 +47,7 @@ from syncd.delivery.files import RemoteFiles, checked_path, is_growing
 from syncd.delivery.joins import Joins
 from syncd.delivery.payload import ServedFolder, read_stages
 from syncd.delivery.receipt import check
+from syncd.delivery.stored import StoredChunks
 from syncd.queue_scan import QueueScan
 from syncd.rclone.errors import shown
 from syncd.rclone.remote import NotFound
@@ -97,6 +98,7 @@ class Controller(Daemon):
         self.served = ServedFolder(self.state, root, self.contents)
         self.joins = Joins(self.state, root)
         self.files = RemoteFiles(self.state, root, self.contents, wanted=_is_wanted)
+        self.stored = StoredChunks(self.state)
         self.journal = JournalFile(self.state, self.layout.journal, copy=True)
         self.results = ResultsFile(self.state, self.layout.results)
         self.serve_loop = Loop("serve", self._scan_serve, lambda: SERVE_SCAN_SECONDS)
@@ -178,6 +180,8 @@ class Controller(Daemon):
         self.contents.fetch_early()
         if self.files.missing():
             self.files.fetch()
+        if self._hosted is not None and self.stored.look(self._hosted):
+            self.push_loop.wake.set()
         self.link.compact()
 
     def is_busy(self) -> bool:
@@ -284,6 +288,7 @@ class Controller(Daemon):
 
     def collect(self, seq: int, budget: int) -> list[Message]:
         messages: list[Message] = [*self._bridge_url(), *self._new_commands(seq, budget)]
+        messages += self.stored.collect()
         budget -= sum(len(m.line) for m in messages if isinstance(m, QueuedCommand))
         return messages + (self.served.collect(budget) if budget > 0 else [])
 
@@ -308,6 +313,7 @@ class Controller(Daemon):
     def restate(self) -> Iterator[Message]:
         if url := self.state.get(BRIDGE_URL):
             yield BridgeUrl(url=url)
+        yield from self.stored.restate()
         yield from self.served.restate()
         yield from self._commands_after(0, sys.maxsize)
 

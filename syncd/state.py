@@ -42,7 +42,8 @@ CREATE TABLE remote_files (
     path TEXT PRIMARY KEY, size INTEGER NOT NULL, mode INTEGER NOT NULL, sha256 TEXT NOT NULL,
     here INTEGER NOT NULL
 );
--- Files of this end, as they were when they were last looked at.
+-- Files of this end, as they were when they were last looked at; and the pack that names them, 0
+-- for none yet.
 CREATE TABLE local_files (
     path TEXT PRIMARY KEY, size INTEGER NOT NULL, changed_ns INTEGER NOT NULL,
     inode INTEGER NOT NULL, mode INTEGER NOT NULL, sha256 TEXT NOT NULL, sent INTEGER NOT NULL
@@ -76,6 +77,15 @@ CREATE TABLE journal (
 );
 CREATE TABLE runs (
     place INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL UNIQUE, record TEXT NOT NULL
+);
+"""
+# What came later: made where it is missing, and an older syncd passes it over.
+_ADDED = """
+-- Chunks of this end: the hash that the remote takes of them, how and since when they are known to
+-- be whole there ('': not yet).
+CREATE TABLE IF NOT EXISTS sums (
+    chunk TEXT PRIMARY KEY, kind TEXT NOT NULL DEFAULT '', sum TEXT NOT NULL DEFAULT '',
+    proof TEXT NOT NULL DEFAULT '', since REAL NOT NULL DEFAULT 0
 );
 """
 # What the machine, and not our SQL, is to blame for: the primary result codes of sqlite.org/rescode
@@ -130,6 +140,7 @@ class State:
                 why=f"it is of version {version}",
                 hint="Use the syncd that wrote it, or a newer one.",
             )
+        self._db.executescript(_ADDED)
 
     @contextlib.contextmanager
     def _translated(self, what: str = "keep the state", hint: str = "") -> Iterator[None]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from protocol.checkpoints import CHECKPOINTS, Proof
 from protocol.journal import JournalRecord
 from protocol.messages import (
     BridgeUrl,
@@ -25,16 +26,19 @@ from protocol.messages import (
     RunEnded,
     Snapshot,
     StatusReport,
+    Stored,
 )
 from protocol.publish import make_dirs, publish_json
 from protocol.states import State as CommandState
 from protocol.wire import Role, Writer
+from syncd.checkpoints import Checkpoints
 from syncd.courtesy import COURTESY_SECONDS, Courtesy
 from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
 from syncd.delivery.files import LocalFiles, RemoteFiles
 from syncd.delivery.outgoing import WorkerOutgoing
 from syncd.delivery.payload import PayloadStore
 from syncd.delivery.peers import FencedError
+from syncd.delivery.proofs import Proofs
 from syncd.delivery.receipt import check
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
@@ -78,6 +82,18 @@ class Worker(Daemon):
         self.contents.progressed = self.push_loop.wake.set
         self.courtesy_loop = Loop("courtesy", self._show, lambda: self.every(HEARTBEAT_SECONDS))
         self.local = LocalFiles(self.state, root, self.contents)
+        self.proofs = Proofs(self.state, lambda: self.link.remote, self.link.scratch)
+        self.checkpoints = Checkpoints(
+            path=self.layout.checkpoint_index,
+            store=self.layout.root / CHECKPOINTS,
+            files=self.local.below,
+            contents=self.contents,
+            proofs=self.proofs,
+            link=self.link,
+            written=self.bulk_loop.wake.set,
+        )
+        self.local.is_needed = self._is_needed
+        self.checkpoint_loop = Loop("checkpoints", self._prove, self._prove_interval)
         self.inherited = RemoteFiles(self.state, root, self.contents, wanted=lambda path: True)
         self.payloads = PayloadStore(
             self.state, root, self.layout.private / "payload", self.payload_contents
@@ -111,7 +127,9 @@ class Worker(Daemon):
             unsealed_lines=self.settings.unsealed_lines,
         )
         worker = str(self.link.writer)
-        self.status = WorkerStatus(self.layout, worker=worker, sealed=self.sealed)
+        self.status = WorkerStatus(
+            self.layout, worker=worker, sealed=self.sealed, safe=self.checkpoints.safe
+        )
         self.runner = Runner(
             layout=self.layout,
             database=self.state,
@@ -139,7 +157,8 @@ class Worker(Daemon):
 
     def more_loops(self) -> list[Loop]:
         # Where commands come from a plain file there, a person looks there for what became of them.
-        return [self.courtesy_loop] if self.settings.unsealed_lines else []
+        courtesy = [self.courtesy_loop] if self.settings.unsealed_lines else []
+        return [self.checkpoint_loop, *courtesy]
 
     # Loops
 
@@ -160,6 +179,32 @@ class Worker(Daemon):
 
     def _show(self) -> None:
         self.courtesy_loop.rest = COURTESY_SECONDS if self.courtesy.publish(self.remote) else 0.0
+
+    def _prove(self) -> None:
+        """Find out what of the checkpoints is really on the remote, beside all that is sent."""
+        if self.fenced:
+            return
+        damaged = self.checkpoints.round()
+        if damaged:
+            with self.state.transaction():
+                self.make_again(damaged)
+            self.bulk_loop.wake.set()
+
+    def _is_needed(self, path: str) -> bool:
+        """Whether a file that is gone is kept on the remote: a run that goes on may need it."""
+        if not path.startswith(CHECKPOINTS):
+            return False
+        run_id = path.removeprefix(CHECKPOINTS).partition("/")[0]
+        records = self.journal.newest.values()
+        goes_on = any(r.run_id == run_id and r.state is not CommandState.ENDED for r in records)
+        return goes_on and self.checkpoints.is_needed(path)
+
+    def _prove_interval(self) -> float:
+        return super().bulk_interval() if self.checkpoints.unproved else RESCAN_SECONDS
+
+    def _push(self) -> None:
+        super()._push()
+        self.checkpoint_loop.wake.set()  # what was said is on the remote now
 
     def _may_start(self) -> bool:
         """Whether this worker knows enough to start anything."""
@@ -314,6 +359,9 @@ class Worker(Daemon):
                 message.number,
                 json.dumps(asdict(message)),
             )
+        elif isinstance(message, Stored):
+            self.proofs.note(message.chunks, Proof.STORED)
+            self.checkpoint_loop.wake.set()
         elif isinstance(message, BridgeUrl):
             self.state.put(BRIDGE_URL, message.url)
             self.use_bridge_at(message.url)
@@ -348,6 +396,7 @@ class Worker(Daemon):
 
     def pack_up(self, acked: int) -> None:
         self.outgoing.pack_up(acked)
+        self.proofs.keep_only(self.kept_objects())
 
     def restate(self) -> list[Message]:
         return [*self.outgoing.restate(), *self.status.restate()]

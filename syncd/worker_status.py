@@ -8,16 +8,18 @@ import math
 import shutil
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 
+from protocol.checkpoints import CheckpointFile, at_risk_since
 from protocol.files import open_regular
 from protocol.journal import JournalRecord
 from protocol.logs import drop_redraws, parse_log_line
 from protocol.messages import StatusReport
+from protocol.names import SHELL_STAGE
 from protocol.paths import Layout
 from protocol.progress import read_progress
 from protocol.publish import publish_bytes
@@ -38,12 +40,21 @@ DISK_STEP = 2**26
 class WorkerStatus:
     """Keeps `status.txt`, and decides when the other end is told."""
 
-    def __init__(self, layout: Layout, *, worker: str, sealed: bool) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        worker: str,
+        sealed: bool,
+        safe: Callable[[str], CheckpointFile | None],
+    ) -> None:
+        """`safe` returns the newest safe checkpoint of a run."""
         self.leaving = ""
         self.heartbeat = HEARTBEAT_SECONDS  # how often the status is sent when it is no news
         self._layout = layout
         self._worker = worker
         self._sealed = sealed
+        self._safe = safe
         self._status: Status | None = None
         self._news = self._progress = self._written = ""
         self._sent = ("", "", -math.inf)
@@ -127,13 +138,18 @@ class WorkerStatus:
         return {"memory used": f"{round(memory.percent, -1):.0f}%", **gpus}
 
     def _running(self, runner: Runner, entry: Entry) -> RunningLine:
+        started = runner.journal.newest[entry.number].time
+        safe = self._safe(entry.run_id)
         return RunningLine(
             run_id=entry.run_id,
             stage=entry.stage,
             attempt=entry.attempts,
-            started=runner.journal.newest[entry.number].time,
+            started=started,
             progress=read_progress(runner.run_dir(entry.run_id) / "progress.json"),
             last_line=last_line(self._layout.run_log(entry.run_id)),
+            safe=safe.name if safe else "",
+            # A script has no checkpoints, and is never run twice.
+            at_risk_since=None if entry.stage == SHELL_STAGE else at_risk_since(safe, started),
         )
 
 

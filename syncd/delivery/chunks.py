@@ -35,12 +35,17 @@ class Draft:
     As a context, it is finished and, in the end, its file removed.
     """
 
-    def __init__(self, beside: Path, writer: Writer, seq: int, header: bytes) -> None:
+    def __init__(
+        self, beside: Path, writer: Writer, seq: int, header: bytes, kind: str = ""
+    ) -> None:
+        """`kind` names another hash that is to be taken of the whole object."""
         self.file = temporary_beside(beside)
         self.length = 0  # of the payload
         self._writer = writer
         self._seq = seq
         self._digest = hashlib.sha256(header)
+        self.kind = kind
+        self._other = hashlib.new(kind, header) if kind else None
         self._header_length = len(header)
         self._open = open(self.file, "wb")
         self._open.write(header)
@@ -48,6 +53,8 @@ class Draft:
     def write(self, block: Block) -> None:
         """Append bytes to the payload. Raises OSError."""
         self._digest.update(block)
+        if self._other:
+            self._other.update(block)
         self._open.write(block)
         self.length += len(block)
 
@@ -57,6 +64,11 @@ class Draft:
         length = self._header_length + self.length
         name = ObjectName(self._seq, Kind.CHUNK, length, self._digest.hexdigest())
         return f"{self._writer}/{name}"
+
+    @property
+    def sum(self) -> str:
+        """The other hash of the chunk, as it is now."""
+        return self._other.hexdigest() if self._other else ""
 
     def __enter__(self) -> Self:
         self._open.close()
@@ -82,7 +94,10 @@ class Chunks:
         keys: Keyring,
         writer: Callable[[], Writer],
         scratch: Path,
+        noting: bool = False,
     ) -> None:
+        """If `noting`, it is kept what hash the remote is to have of each chunk (`proofs`)."""
+        self._noting = noting
         self._remote = remote
         self._state = state
         self._keys = keys
@@ -106,11 +121,20 @@ class Chunks:
 
     def _begin(self, writer: Writer, seq: int, codec: str) -> Draft:
         header = self._keys.sealer.chunk_header(writer, seq, codec)
-        return Draft(self._scratch / f"{seq:012d}-chunk", writer, seq, header)
+        kind = self._remote().hash_type() if self._noting else ""
+        other = "" if kind == "sha256" else kind  # that is in its name
+        return Draft(self._scratch / f"{seq:012d}-chunk", writer, seq, header, other)
 
     def send(self, draft: Draft) -> str:
         """Upload a chunk whose bytes are all written; return the name that a piece gives it."""
         with draft:
+            if draft.kind:
+                self._state.run(
+                    "INSERT OR REPLACE INTO sums (chunk, kind, sum) VALUES (?, ?, ?)",
+                    draft.name,
+                    draft.kind,
+                    draft.sum,
+                )
             self._remote().upload(draft.file, draft.name)
         return draft.name
 

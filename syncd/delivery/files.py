@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.checkpoints import CHECKPOINTS
 from protocol.errors import DataError, RefusedError
 from protocol.logs import one_line
 from protocol.messages import Content, DropFile, Message, PutFile
@@ -122,6 +123,18 @@ def walk(root: Path, below: str, problems: dict[str, str]) -> Iterator[Found]:
                 problems[one_line(path)] = LEFT_OUT
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentFile:
+    """A file of this end as it was looked at last: its content is on the remote, or in `pack`, the
+    number of the pack that names it; 0 when it is still to be named."""
+
+    path: str
+    size: int
+    sha256: str
+    made: float
+    pack: int
+
+
 class LocalFiles:
     """Files of this end that go to the other."""
 
@@ -133,6 +146,8 @@ class LocalFiles:
         self.problems: dict[str, str] = {}
         self.unsettled = False  # whether the last scan left files for the next one
         self._failed = False  # whether there were some that it could not bring
+        # Whether a file that is gone here is to stay on the remote for now.
+        self.is_needed: Callable[[str], bool] = lambda path: False
         self._uploading = 0  # bytes of what a scan has found and is bringing to the remote
 
     def scan(self, is_final: Callable[[str], bool] = lambda path: False) -> bool:
@@ -223,7 +238,8 @@ class LocalFiles:
                     problems[one_line(found.path)] = f"not sent: {error}"
                     continue
                 hashed.append((found, sha256))
-                if found.size > INLINE_BYTES:
+                # What holds a checkpoint is looked for on the remote, so it is in chunks alone.
+                if found.size > INLINE_BYTES or found.path.startswith(CHECKPOINTS):
                     awaited = found.path.startswith("in/") and not is_growing(found.path)
                     yield Source(path=path, sha256=sha256, size=found.size, awaited=awaited)
 
@@ -248,12 +264,26 @@ class LocalFiles:
         # What lies in a folder that cannot be read may well be there.
         unread = tuple(f"{path}/" for path in self.problems)
         gone = [path for (path,) in rows if path not in seen and not path.startswith(unread)]
+        gone = [path for path in gone if not self.is_needed(path)]
         for path in gone:
             self._state.run("UPDATE local_files SET sha256 = '', sent = 0 WHERE path = ?", path)
         return bool(gone)
 
-    def collect(self, budget: int) -> list[Message]:
-        """Return messages for files that are ready, and mark them as sent."""
+    def below(self, folder: str) -> list[SentFile]:
+        """Return the files below a folder, whose path ends in a slash, as they are known."""
+        rows = self._state.rows(
+            "SELECT path, size, sha256, changed_ns, sent FROM local_files"
+            " WHERE path >= ? AND path < ? AND sha256 != ''",
+            folder,
+            f"{folder[:-1]}0",  # the character after the slash
+        )
+        return [
+            SentFile(path=path, size=size, sha256=sha256, made=changed_ns / 1e9, pack=sent)
+            for path, size, sha256, changed_ns, sent in rows
+        ]
+
+    def collect(self, budget: int, pack: int = 1) -> list[Message]:
+        """Return messages for files that are ready, and mark them as sent in this pack."""
         messages: list[Message] = [*self._contents.coming()]
         rows = self._state.rows(
             "SELECT path, size, mode, sha256 FROM local_files WHERE sent = 0 ORDER BY rowid"
@@ -270,7 +300,7 @@ class LocalFiles:
                 self._state.run("DELETE FROM local_files WHERE path = ?", path)
                 continue
             messages += [content, PutFile(path=path, size=size, mode=mode, sha256=sha256)]
-            self._state.run("UPDATE local_files SET sent = 1 WHERE path = ?", path)
+            self._state.run("UPDATE local_files SET sent = ? WHERE path = ?", pack, path)
             budget -= 512 + len(content.blob)
         return messages
 
@@ -283,7 +313,7 @@ class LocalFiles:
         """Return messages for all files that were sent."""
         messages: list[Message] = []
         for path, size, mode, sha256 in self._state.rows(
-            "SELECT path, size, mode, sha256 FROM local_files WHERE sent = 1 AND sha256 != ''"
+            "SELECT path, size, mode, sha256 FROM local_files WHERE sent > 0 AND sha256 != ''"
         ):
             content = self._contents.again(sha256, size)
             if content is not None:
@@ -301,7 +331,7 @@ class LocalFiles:
 
     def covers(self, paths: Collection[str]) -> bool:
         """Whether each of these files has been sent by this end, or is gone from it."""
-        sent = {path for (path,) in self._state.rows("SELECT path FROM local_files WHERE sent = 1")}
+        sent = {path for (path,) in self._state.rows("SELECT path FROM local_files WHERE sent > 0")}
         return all(path in sent or not (self._root / path).exists() for path in paths)
 
     def waiting(self, prefixes: tuple[str, ...]) -> bool:

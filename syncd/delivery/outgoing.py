@@ -23,7 +23,7 @@ from protocol.messages import Append, Journal, Message, RunEnded
 from protocol.names import shell_number
 from protocol.paths import Layout
 from protocol.states import State as CommandState
-from syncd.delivery.files import LocalFiles
+from syncd.delivery.files import FILES, LocalFiles
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
 from syncd.holes import held
@@ -80,7 +80,10 @@ class WorkerOutgoing:
         return news or bool(self.held())
 
     def _is_over(self, path: str) -> bool:
-        """Whether the run that a file belongs to has ended, so that the file is final."""
+        """Whether nobody is writing to a file: the run that it belongs to has ended, or it is ours
+        and published whole."""
+        if path in FILES:
+            return True
         parts = path.split("/")
         return len(parts) > 3 and parts[:2] == ["in", "artifacts"] and parts[2] in self._after_scan
 
@@ -109,7 +112,7 @@ class WorkerOutgoing:
             messages += appends
             budget -= sum(len(message.blob) for message in appends)
         self._count_down(messages)
-        return [*messages, *self._local.collect(budget), *self._ready(candidates)]
+        return [*messages, *self._local.collect(budget, seq), *self._ready(candidates)]
 
     def growing(self) -> list[str]:
         """Paths of growing files, logs first."""

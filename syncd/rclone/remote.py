@@ -32,6 +32,8 @@ CALL_SECONDS = 120.0
 TRANSFER_SECONDS = 3600.0
 # How many files one call deletes: few enough for its answer to come in time.
 DELETED_AT_ONCE = 50
+# Hashes that tell any accident, the best first.
+HASHES = ("sha256", "sha1", "md5")
 # What means something in rclone's patterns.
 _GLOB, _ESCAPED = re.compile(r"[\\*?\[\]{}]"), r"\\\g<0>"
 _NAMED = re.compile(r"(?P<name>[\w][\w.+@ -]*):")
@@ -98,6 +100,12 @@ class Remote(Protocol):
 
     def profile(self) -> Profile:
         """Return how this remote wants to be used, by its type."""
+
+    def hash_type(self) -> str:
+        """Return the best of HASHES that the remote itself takes of its files; "" for none."""
+
+    def hash_of(self, path: str, kind: str) -> str:
+        """Return the remote's own hash of a file, "" where it has none. Raises NotFound."""
 
     def local_path(self) -> Path | None:
         """Return the folder when it lies on this machine, where it can be watched, or None."""
@@ -253,6 +261,13 @@ class RcloneRemote:
 
     def anchor(self) -> Remote:
         return self
+
+    def hash_type(self) -> str:
+        return next((kind for kind in HASHES if kind in self._info["Hashes"]), "")
+
+    def hash_of(self, path: str, kind: str) -> str:
+        answer = self._call("operations/hashsumfile", remote=path, hashType=kind)
+        return str(answer["hash"]).lower()
 
     def local_path(self) -> Path | None:
         info = self._info

@@ -258,6 +258,24 @@ class Remotes:
     def profile(self) -> Profile:
         return self.lanes[self.first].remote.profile()
 
+    def hash_type(self) -> str:
+        """That of the first that answers and has one."""
+        return next(filter(None, (remote.hash_type() for remote in self.each())), "")
+
+    def hash_of(self, path: str, kind: str) -> str:
+        """That of the first which takes this hash: the copy there vouches for all."""
+        last: RemoteError | None = None
+        for lane in self._usable():
+            try:
+                with self._watched(lane) as remote:
+                    if remote.hash_type() == kind:
+                        return remote.hash_of(path, kind)
+            except RemoteError as error:
+                last = error
+        if last:
+            raise last
+        return ""
+
     def local_path(self) -> Path | None:
         """The folder of the first, when it lies on this machine."""
         return self.lanes[0].remote.local_path()

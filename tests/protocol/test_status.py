@@ -10,6 +10,7 @@ from protocol.schema import decode
 from protocol.states import Result
 from protocol.status import (
     GONE_AFTER_SECONDS,
+    RISK_SECONDS,
     EndedLine,
     RunningLine,
     Status,
@@ -150,3 +151,27 @@ def test_a_long_line_is_shown_short():
 def test_a_shell_command_is_shown_as_its_script():
     assert shown(encode_script("nvidia-smi\n")) == "sh: nvidia-smi"
     assert shown(encode_script("echo " + "a" * 100)) == "sh: echo aaaaaaaaaaaaaaaa..."
+
+
+def told_of_risk(**fields: object) -> list[str]:
+    run = RunningLine(run_id="pretrain.0001.7f3a", stage="pretrain", attempt=1, started=NOW - 900)
+    status = dataclasses.replace(STATUS, running=(dataclasses.replace(run, **fields),))
+    return [line for line in render_status(status, now=NOW).splitlines() if "at risk" in line]
+
+
+def test_the_newest_safe_checkpoint_and_the_work_at_risk_are_told():
+    assert told_of_risk(safe="10.pt", at_risk_since=NOW - 95) == [
+        "        safe up to 10.pt; 1 min 35 s of work at risk"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("since", "told"),
+    [
+        (None, []),
+        (NOW - RISK_SECONDS + 1, []),
+        (NOW - 900, ["        no checkpoint is safe; 15 min 0 s of work at risk"]),
+    ],
+)
+def test_a_run_without_a_safe_checkpoint_is_told_of_once_much_is_at_risk(since, told):
+    assert told_of_risk(at_risk_since=since) == told

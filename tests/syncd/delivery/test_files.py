@@ -10,7 +10,7 @@ import pytest
 from chunks import Chunks
 
 from protocol.errors import RefusedError
-from protocol.messages import DropFile, PutFile
+from protocol.messages import Content, DropFile, PutFile
 from protocol.publish import temporary_beside
 from syncd.delivery import files as files_module
 from syncd.delivery.contents import INLINE_BYTES, Contents
@@ -416,3 +416,38 @@ def test_what_has_arrived_stays_when_the_worker_drops_it(pair):
     path.unlink()
     pair.bring()
     assert (pair.there / RUN / "a").exists()
+
+
+def test_what_is_gone_and_needed_stays_on_the_remote_until_it_is_not(pair):
+    path = "store/checkpoints/pretrain.0001.7f3a/1.pt"
+    target = pair.write(path, LARGE)
+    pair.bring()
+    pair.local.is_needed = lambda asked: asked == path
+    target.unlink()
+    assert not pair.local.scan()
+    assert pair.collect() == []
+    with pair.states[0].transaction():
+        assert puts(pair.local.restate()) == [path]
+    pair.local.is_needed = lambda asked: False
+    assert pair.local.scan()
+    assert pair.collect() == [DropFile(path=path)]
+
+
+def test_a_checkpoint_lies_in_chunks_however_small_it_is(pair):
+    for name, data in (("1.json", b"{}"), ("empty", b"")):
+        pair.write(f"store/checkpoints/pretrain.0001.7f3a/{name}", data)
+    pair.local.scan(lambda path: True)
+    contents = [m for m in pair.collect() if isinstance(m, Content)]
+    assert [bool(m.pieces) for m in contents] == [True, True]
+
+
+def test_a_file_is_known_with_the_pack_that_names_it(pair):
+    path = "store/checkpoints/pretrain.0001.7f3a/1.pt"
+    pair.write(path, LARGE)
+    pair.write("store/checkpoints-of-mine/1.pt", LARGE)
+    pair.local.scan(lambda path: True)
+    assert [(f.path, f.pack) for f in pair.local.below("store/checkpoints/")] == [(path, 0)]
+    with pair.states[0].transaction():
+        pair.local.collect(10**9, pack=7)
+    (found,) = pair.local.below("store/checkpoints/")
+    assert (found.size, found.pack) == (len(LARGE), 7)
