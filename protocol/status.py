@@ -133,14 +133,14 @@ def _running(run: RunningLine, now: float) -> list[str]:
     lines = [f"  {run.run_id}  for {duration(now - run.started)}{again}"]
     if run.progress:
         lines.append(f"        {render_progress(run.progress)}")
-    if risk := _risk(run, now):
+    if risk := render_risk(run, now):
         lines.append(f"        {risk}")
     if run.last_line:
         lines.append(f"        {one_line(run.last_line)[:160]}")
     return lines
 
 
-def _risk(run: RunningLine, now: float) -> str:
+def render_risk(run: RunningLine, now: float) -> str:
     """Return what would be lost with the machine; "" while that is little, or nothing."""
     if run.at_risk_since is None:
         return ""
