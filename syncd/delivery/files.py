@@ -11,7 +11,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from protocol.messages import Content, DropFile, Message, PutFile
 from protocol.names import safe_relative
 from protocol.publish import make_dirs, remove_leftovers
 from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
+from syncd.delivery.turns import first_turn, held
 from syncd.delivery.uploads import Source
 from syncd.platform import change_time_ns, folded_onto
 from syncd.rclone.remote import NotFound
@@ -175,9 +176,11 @@ class LocalFiles:
                     changed.append(found)
             except RefusedError as error:
                 problems[one_line(found.path)] = f"not sent: {error}"
+        now, later = first_turn(changed)
+        self.unsettled |= bool(later)
         self._uploading, self._contents.uploaded = sum(found.size for found in changed), 0
         try:
-            news = self._bring(changed, problems)
+            news = self._bring(now, problems)
         finally:
             self._uploading = 0
         self._failed = any(why != LEFT_OUT for why in problems.values())
@@ -227,13 +230,25 @@ class LocalFiles:
 
         A file is hashed while those before it are on their way.
         """
+        checkpoints = [found.path for found in changed if found.path.startswith(CHECKPOINTS)]
+        with held(self._root / path for path in checkpoints) as readable:
+            return self._bring_as(changed, readable, problems)
+
+    def _bring_as(
+        self, changed: Sequence[Found], readable: Mapping[Path, Path], problems: dict[str, str]
+    ) -> list[tuple[Found, str]]:
+        """Bring files that are read by other paths than theirs, where `readable` has one."""
         hashed: list[tuple[Found, str]] = []
+        names: dict[Path, str] = {}
 
         def sources() -> Iterator[Source]:
             for found in changed:
-                path = self._root / found.path
+                path = readable.get(self._root / found.path, self._root / found.path)
+                names[path] = found.path
                 try:
                     sha256 = file_sha256(path, found.size)
+                except FileNotFoundError:
+                    continue  # removed since, and so not wanted any more
                 except OSError as error:
                     problems[one_line(found.path)] = f"not sent: {error}"
                     continue
@@ -245,8 +260,10 @@ class LocalFiles:
 
         failed = self._contents.upload(sources())
         for path, error in failed.items():
-            problems[one_line(path.relative_to(self._root).as_posix())] = f"not sent: {error}"
-        return [each for each in hashed if self._root / each[0].path not in failed]
+            told = str(error).replace(str(path), names[path])
+            problems[one_line(names[path])] = f"not sent: {told}"
+        lost = {names[path] for path in failed}
+        return [each for each in hashed if each[0].path not in lost]
 
     def _note(self, found: Found, sha256: str) -> None:
         self._state.run(

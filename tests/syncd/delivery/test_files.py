@@ -13,6 +13,7 @@ from protocol.errors import RefusedError
 from protocol.messages import Content, DropFile, PutFile
 from protocol.publish import temporary_beside
 from syncd.delivery import files as files_module
+from syncd.delivery import turns
 from syncd.delivery.contents import INLINE_BYTES, Contents
 from syncd.delivery.files import LocalFiles, RemoteFiles, checked_path, is_growing
 from syncd.state import State
@@ -451,3 +452,38 @@ def test_a_file_is_known_with_the_pack_that_names_it(pair):
         pair.local.collect(10**9, pack=7)
     (found,) = pair.local.below("store/checkpoints/")
     assert (found.size, found.pack) == (len(LARGE), 7)
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_sent_arrives_whole(pair, monkeypatch):
+    folder = "store/checkpoints/pretrain.0001.7f3a"
+    files = {f"{folder}/10.pt": LARGE, f"{folder}/10.json": b"{}"}
+    paths = [pair.write(path, data) for path, data in files.items()]
+    real = Contents.upload
+
+    def prune_first(self, sources):
+        for path in paths:
+            path.unlink()
+        return real(self, sources)
+
+    monkeypatch.setattr(Contents, "upload", prune_first)
+    pair.local.is_needed = lambda path: True
+    pair.local.scan(lambda path: True)
+    assert pair.local.problems == {}
+    messages = pair.collect()
+    assert puts(messages) == sorted(files)
+
+
+def test_an_older_checkpoint_waits_and_is_not_sent_when_it_is_gone_by_then(pair, monkeypatch):
+    monkeypatch.setattr(turns, "TOGETHER_SECONDS", 0.0)
+    folder = "store/checkpoints/pretrain.0001.7f3a"
+    old, new = pair.write(f"{folder}/5.pt", b"5"), pair.write(f"{folder}/10.pt", b"10")
+    while new.stat().st_ctime_ns <= old.stat().st_ctime_ns:
+        new.chmod(0o644)
+    pair.local.scan(lambda path: True)
+    assert pair.local.unsettled
+    assert puts(pair.collect()) == [f"{folder}/10.pt"]
+    old.unlink()
+    assert not pair.local.scan(lambda path: True)
+    assert pair.collect() == []
+    assert not pair.local.unsettled
+    assert pair.local.problems == {}
