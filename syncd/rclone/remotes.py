@@ -258,6 +258,13 @@ class Remotes:
     def profile(self) -> Profile:
         return self.lanes[self.first].remote.profile()
 
+    def hash_kind(self) -> str:
+        return self.anchor().hash_kind()
+
+    def hash_of(self, path: str, kind: str) -> str:
+        """That of the anchor: what outlives the others is asked."""
+        return self.anchor().hash_of(path, kind)
+
     def local_path(self) -> Path | None:
         """The folder of the first, when it lies on this machine."""
         return self.lanes[0].remote.local_path()
