@@ -266,7 +266,8 @@ class Worker(Daemon):
 
     def bulk(self) -> None:
         if self.inherited.missing():
-            self.inherited.fetch()
+            # What comes late takes the place of nothing that was made here meanwhile.
+            self.inherited.fetch(sparing=self._restored)
             self._restored = True  # what could not be had is named, and the rest is here
             self.main_loop.wake.set()
         self.payload_contents.fetch_early()

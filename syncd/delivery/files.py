@@ -396,12 +396,17 @@ class RemoteFiles:
         """Paths of wanted files that are not in place yet."""
         return [path for (path,) in self._state.rows(_MISSING)]
 
-    def fetch(self) -> bool:
+    def fetch(self, *, sparing: bool = False) -> bool:
         """Put wanted files in place; return whether all are. What fails is kept in `problems`.
 
-        Raises RemoteError when the remote cannot be reached.
+        If `sparing`, what is there already stays: it was made here since. Raises RemoteError when
+        the remote cannot be reached.
         """
         for path in self.missing():
+            if sparing and (self._root / path).exists():
+                self._state.run("UPDATE remote_files SET here = 1 WHERE path = ?", path)
+                self.problems.pop(path, None)
+                continue
             row = self._state.row(
                 "SELECT size, mode, sha256 FROM remote_files WHERE path = ?", path
             )

@@ -35,13 +35,13 @@ class Holds:
         """
         held = temporary_beside(self._folder / "held")
         try:
-            os.link(path, held, follow_symlinks=False)
+            os.link(path, held)
         except FileNotFoundError:
             raise
         except OSError:  # the file system has no links, or not between these two places
             if self._free() - path.stat().st_size < LOW_BYTES:
                 return path
-            shutil.copyfile(path, held, follow_symlinks=False)
+            shutil.copyfile(path, held)
         return held
 
     def keep(self, held: Path, sha256: str) -> Path:
