@@ -50,6 +50,7 @@ from syncd.delivery.receipt import check
 from syncd.delivery.stored import StoredChunks
 from syncd.queue_scan import QueueScan
 from syncd.rclone.errors import shown
+from syncd.rclone.profiles import LOCAL
 from syncd.rclone.remote import NotFound
 from syncd.records import JournalFile, ResultsFile
 from syncd.stages import schedule
@@ -186,7 +187,10 @@ class Controller(Daemon):
 
     def _anchored(self) -> Path | None:
         """The folder of the remote that outlives the others, where it is on this disk."""
-        return self.remote.anchor().local_path()
+        anchor = self.remote.anchor()
+        # Asked of no other kind, which may not be reached now, and is not needed for what else
+        # there is to be done.
+        return anchor.local_path() if anchor.profile() is LOCAL else None
 
     def is_busy(self) -> bool:
         return self._worker_runs

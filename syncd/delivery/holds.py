@@ -48,7 +48,11 @@ class Holds:
         """Give a file that was taken the name of its content; return it."""
         if held.parent != self._folder:
             return held
-        return held.replace(self._folder / sha256)
+        kept = self._folder / sha256
+        if held != kept:
+            held.replace(kept)
+            held.unlink(missing_ok=True)  # POSIX renames no link to another one of the same file
+        return kept
 
     def drop(self, held: Path) -> None:
         """Let go a file that was taken."""

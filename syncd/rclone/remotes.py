@@ -259,7 +259,12 @@ class Remotes:
         return self.lanes[self.first].remote.profile()
 
     def hash_kind(self) -> str:
-        return self.anchor().hash_kind()
+        """That of the anchor; "" while it does not answer, which holds up no other."""
+        lane = self.lanes[-1]
+        if lane.up:
+            with contextlib.suppress(RemoteError), self._watched(lane) as remote:
+                return remote.hash_kind()
+        return ""
 
     def hash_of(self, path: str, kind: str) -> str:
         """That of the anchor: what outlives the others is asked."""

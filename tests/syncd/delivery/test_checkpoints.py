@@ -304,6 +304,14 @@ def test_nothing_is_held_once_it_is_safe_nor_by_a_daemon_that_is_gone(vm: Vm) ->
     assert vm.held() == []
 
 
+def test_a_file_that_is_held_already_is_held_once(vm: Vm) -> None:
+    path = vm.save("1.pt", made=1)
+    sha256 = hashlib.sha256(b"1.pt").hexdigest()
+    for _ in range(2):
+        vm.holds.keep(vm.holds.take(path), sha256)
+        assert vm.held() == [sha256]
+
+
 def test_with_the_disk_nearly_full_the_oldest_that_is_only_held_is_let_go(
     vm: Vm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
