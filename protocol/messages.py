@@ -222,6 +222,18 @@ class Ack:
     seq: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Controller: these chunks of the worker lie whole on its own disk, durably.
+
+    `objects` are `<writer>/<object name>`. Said only where the remote that outlives the others is
+    on that disk.
+    """
+
+    type: ClassVar[str] = "stored"
+    objects: tuple[str, ...]
+
+
 Message = (
     Hello
     | QueuedCommand
@@ -234,6 +246,7 @@ Message = (
     | RunEnded
     | StatusReport
     | BridgeUrl
+    | Stored
     | Ack
 )
 _TYPES: dict[str, type[Any]] = {t.type: t for t in Message.__args__}

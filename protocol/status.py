@@ -20,7 +20,11 @@ TOLD_FROM_BYTES = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class RunningLine:
-    """A run that is alive. Times are seconds since the epoch."""
+    """A run that is alive. Times are seconds since the epoch.
+
+    `checkpoint` is its newest checkpoint that outlives the machine, `at_risk_since` from when on
+    its work would be lost with it; null where that is not told.
+    """
 
     run_id: str
     stage: str
@@ -28,6 +32,8 @@ class RunningLine:
     started: float
     progress: Progress | None = None
     last_line: str = ""
+    checkpoint: str = ""
+    at_risk_since: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +131,19 @@ def _running(run: RunningLine, now: float) -> list[str]:
     lines = [f"  {run.run_id}  for {duration(now - run.started)}{again}"]
     if run.progress:
         lines.append(f"        {render_progress(run.progress)}")
+    if risk := render_risk(run, now):
+        lines.append(f"        {risk}")
     if run.last_line:
         lines.append(f"        {one_line(run.last_line)[:160]}")
     return lines
+
+
+def render_risk(run: RunningLine, now: float) -> str:
+    """Return what of a run would be lost with its machine; "" where that is not told."""
+    if run.at_risk_since is None:
+        return ""
+    safe = f"safe up to {run.checkpoint}" if run.checkpoint else "no safe checkpoint yet"
+    return one_line(f"{safe}; {duration(now - run.at_risk_since)} of work at risk")
 
 
 def render_progress(progress: Progress, *, bar: bool = True) -> str:

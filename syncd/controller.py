@@ -47,8 +47,10 @@ from syncd.delivery.files import RemoteFiles, checked_path, is_growing
 from syncd.delivery.joins import Joins
 from syncd.delivery.payload import ServedFolder, read_stages
 from syncd.delivery.receipt import check
+from syncd.delivery.stored import StoredChunks
 from syncd.queue_scan import QueueScan
 from syncd.rclone.errors import shown
+from syncd.rclone.profiles import LOCAL
 from syncd.rclone.remote import NotFound
 from syncd.records import JournalFile, ResultsFile
 from syncd.stages import schedule
@@ -97,6 +99,7 @@ class Controller(Daemon):
         self.served = ServedFolder(self.state, root, self.contents)
         self.joins = Joins(self.state, root)
         self.files = RemoteFiles(self.state, root, self.contents, wanted=_is_wanted)
+        self.stored = StoredChunks(self.state)
         self.journal = JournalFile(self.state, self.layout.journal, copy=True)
         self.results = ResultsFile(self.state, self.layout.results)
         self.serve_loop = Loop("serve", self._scan_serve, lambda: SERVE_SCAN_SECONDS)
@@ -178,7 +181,16 @@ class Controller(Daemon):
         self.contents.fetch_early()
         if self.files.missing():
             self.files.fetch()
+        if self.stored.look(self._anchored()):
+            self.push_loop.wake.set()
         self.link.compact()
+
+    def _anchored(self) -> Path | None:
+        """The folder of the remote that outlives the others, where it is on this disk."""
+        anchor = self.remote.anchor()
+        # Asked of no other kind, which may not be reached now, and is not needed for what else
+        # there is to be done.
+        return anchor.local_path() if anchor.profile() is LOCAL else None
 
     def is_busy(self) -> bool:
         return self._worker_runs
@@ -284,6 +296,7 @@ class Controller(Daemon):
 
     def collect(self, seq: int, budget: int) -> list[Message]:
         messages: list[Message] = [*self._bridge_url(), *self._new_commands(seq, budget)]
+        messages += self.stored.collect()
         budget -= sum(len(m.line) for m in messages if isinstance(m, QueuedCommand))
         return messages + (self.served.collect(budget) if budget > 0 else [])
 
@@ -297,6 +310,7 @@ class Controller(Daemon):
 
     def pack_up(self, acked: int) -> None:
         self.served.pack_up(self._snapshots_in_use())
+        self.stored.pack_up(self._anchored())
 
     def _snapshots_in_use(self) -> set[int]:
         """Snapshots that a run has been given; or may have been, which was not heard of yet."""
@@ -308,6 +322,7 @@ class Controller(Daemon):
     def restate(self) -> Iterator[Message]:
         if url := self.state.get(BRIDGE_URL):
             yield BridgeUrl(url=url)
+        yield from self.stored.restate()
         yield from self.served.restate()
         yield from self._commands_after(0, sys.maxsize)
 
@@ -360,6 +375,8 @@ class Controller(Daemon):
                 self._show_records()  # before its end is in the journal
         elif isinstance(message, Content | PutFile | DropFile):
             self.files.apply(message)
+            if isinstance(message, Content):
+                self.stored.expect(message)
         elif isinstance(message, StatusReport):
             self._keep_status(message)
 

@@ -6,6 +6,7 @@ come after, and their larger contents travel beside, in the bulk loop.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from protocol.checkpoints import CheckpointIndex
+from protocol.errors import RefusedError
 from protocol.journal import JournalRecord
 from protocol.messages import (
     BridgeUrl,
@@ -25,16 +28,21 @@ from protocol.messages import (
     RunEnded,
     Snapshot,
     StatusReport,
+    Stored,
 )
+from protocol.names import RunId
 from protocol.publish import make_dirs, publish_json
 from protocol.states import State as CommandState
 from protocol.wire import Role, Writer
 from syncd.courtesy import COURTESY_SECONDS, Courtesy
 from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
+from syncd.delivery.checkpoints import Checkpoints
 from syncd.delivery.files import LocalFiles, RemoteFiles
+from syncd.delivery.holds import Holds
 from syncd.delivery.outgoing import WorkerOutgoing
 from syncd.delivery.payload import PayloadStore
 from syncd.delivery.peers import FencedError
+from syncd.delivery.proofs import READ_BACK, Proofs
 from syncd.delivery.receipt import check
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
@@ -78,7 +86,10 @@ class Worker(Daemon):
         self.contents.progressed = self.push_loop.wake.set
         self.courtesy_loop = Loop("courtesy", self._show, lambda: self.every(HEARTBEAT_SECONDS))
         self.local = LocalFiles(self.state, root, self.contents)
-        self.inherited = RemoteFiles(self.state, root, self.contents, wanted=lambda path: True)
+        self._set_up_checkpoints()
+        self.inherited = RemoteFiles(
+            self.state, root, self.contents, wanted=lambda path: True, placed=self._note_read
+        )
         self.payloads = PayloadStore(
             self.state, root, self.layout.private / "payload", self.payload_contents
         )
@@ -100,8 +111,41 @@ class Worker(Daemon):
             tails=Tails(self.state, root),
             unacked=Unacked(self.state, root),
             local=self.local,
+            checkpoints=self.checkpoints,
+            contents=self.contents,
             put_chunk=lambda data: self.link.put_chunk(data, compress=True),
         )
+
+    def _set_up_checkpoints(self) -> None:
+        held = self.layout.private / "held"
+        make_dirs(held, mode=0o700)
+        self.checkpoint_loop = Loop("checkpoints", self._prove, self._prove_interval)
+        self.proofs = Proofs(
+            self.state, lambda: self.remote, self.link.scratch, lambda: self.link.last_heard
+        )
+        self.checkpoints = Checkpoints(
+            state=self.state,
+            root=self.layout.root,
+            contents=self.contents,
+            proofs=self.proofs,
+            holds=Holds(held),
+            is_over=self._is_over,
+            sent=lambda: self.link.progress()[0],
+            make_again=self.make_again,
+        )
+        self._index: CheckpointIndex | None = None  # as it was written last
+
+    def _is_over(self, run_id: str) -> bool:
+        """Whether a run has ended, and is not attempted again."""
+        with contextlib.suppress(RefusedError):  # a folder there may have any name
+            record = self.journal.newest.get(RunId.parse(run_id).number)
+            return bool(record and record.run_id == run_id and record.state is CommandState.ENDED)
+        return False
+
+    def _note_read(self, sha256: str) -> None:
+        """What was restored from chunks was read from them."""
+        pieces = self.contents.pieces(sha256)
+        self.proofs.note({piece.object for piece in pieces}, READ_BACK)
 
     def recovered(self) -> None:
         self.results.publish()
@@ -139,7 +183,8 @@ class Worker(Daemon):
 
     def more_loops(self) -> list[Loop]:
         # Where commands come from a plain file there, a person looks there for what became of them.
-        return [self.courtesy_loop] if self.settings.unsealed_lines else []
+        courtesy = [self.courtesy_loop] if self.settings.unsealed_lines else []
+        return [self.checkpoint_loop, *courtesy]
 
     # Loops
 
@@ -230,7 +275,8 @@ class Worker(Daemon):
     def bulk(self) -> None:
         quiet = self._quiet_for()  # so that what is scanned next was made before
         if self.inherited.missing():
-            self.inherited.fetch()
+            # What comes late takes the place of nothing that was made here meanwhile.
+            self.inherited.fetch(sparing=self._restored)
             self._restored = True  # what could not be had is named, and the rest is here
             self.main_loop.wake.set()
         self.payload_contents.fetch_early()
@@ -241,8 +287,11 @@ class Worker(Daemon):
             self.payloads.prune(self.journal.payloads_in_use())
         if self.outgoing.scan():
             self.push_loop.wake.set()
+        if self.outgoing.bring_checkpoints():
+            self.push_loop.wake.set()
+            self.checkpoint_loop.wake.set()
         # A state says all that this worker stands for, what it inherited included.
-        if self.local.covers(self.inherited.paths()):
+        if self.outgoing.covers(self.inherited.paths()):
             self.link.compact()
         if self.settings.stop_when_idle:
             self._leave_when_idle(min(quiet, self._quiet_for()))
@@ -286,7 +335,25 @@ class Worker(Daemon):
         if self.status.leaving:
             return LEAVING_SECONDS
         # Files that are written are seen at once, and looked at again until they have settled.
-        return super().bulk_interval() if self.local.unsettled else RESCAN_SECONDS
+        return super().bulk_interval() if self.outgoing.is_unsettled() else RESCAN_SECONDS
+
+    def _prove(self) -> None:
+        """Find out which checkpoints are really on the remote, beside all that is sent."""
+        if self.fenced:
+            return
+        news, more = self.checkpoints.prove()
+        if news:
+            self.push_loop.wake.set()
+            self.bulk_loop.wake.set()
+        if more:
+            self.checkpoint_loop.wake.set()
+        index = self.checkpoints.index()
+        if index != self._index and (index.runs or self.layout.checkpoint_index.exists()):
+            publish_json(self.layout.checkpoint_index, asdict(index))
+            self._index = index
+
+    def _prove_interval(self) -> float:
+        return super().bulk_interval() if self.checkpoints.is_waiting() else RESCAN_SECONDS
 
     def leave(self) -> None:
         self.runner.look()
@@ -320,6 +387,9 @@ class Worker(Daemon):
         elif isinstance(message, Content | Snapshot):
             # Before the link is open there is no runner, but the journal is already there.
             self.payloads.apply(message, self.journal.payloads_in_use())
+        elif isinstance(message, Stored):
+            self.proofs.note(message.objects, "the controller's word")
+            self.checkpoint_loop.wake.set()
 
     def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
         if writer.role is Role.WORKER:
@@ -371,13 +441,14 @@ class Worker(Daemon):
             self.runner,
             unsent=unsent,
             progress=self.link.progress(),
+            checkpoints=self.checkpoints,
             problems=self._all_problems(),
         )
 
     def _all_problems(self) -> list[str]:
         loops = dict.fromkeys(self.problems.values())  # of two that meet the same, one tells
         found = [*loops, *self.runner.problems.values(), *self.refusals()]
-        for kept in (self.outgoing.problems(), self.local.problems, self.inherited.problems):
+        for kept in (self.outgoing.problems(), self.inherited.problems):
             found += [f"{path}: {why}" for path, why in kept.items()]
         if self._verdict not in (Verdict.LEAVE, Verdict.BUSY):
             found.append(f"there is nothing to do, and it stays: {self._verdict}")

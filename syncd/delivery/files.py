@@ -30,6 +30,7 @@ SETTLE_SECONDS = 1.0
 GROWTH = 1.5
 FOLDERS = ("in/artifacts", "store")
 FILES = ("in/checkpoints.json",)
+CHECKPOINTS = "store/checkpoints"
 # Files that grow by appending, by their names: they are sent by their new bytes.
 GROWING_SUFFIXES = (".jsonl", ".log")
 GROWING_PREFIXES = ("events.out.tfevents.",)
@@ -40,6 +41,12 @@ def is_growing(path: str) -> bool:
     """Whether a file is taken, by its name, to grow by appending."""
     name = path.rpartition("/")[2]
     return name.endswith(GROWING_SUFFIXES) or name.startswith(GROWING_PREFIXES)
+
+
+def run_of(path: str) -> str:
+    """Return the run id of which a file is a checkpoint, "" if it is none."""
+    run, slash, _ = path.removeprefix(f"{CHECKPOINTS}/").partition("/")
+    return run if slash and path.startswith(f"{CHECKPOINTS}/") and not is_growing(path) else ""
 
 
 def checked_path(path: str) -> str:
@@ -65,12 +72,14 @@ def inside(root: Path, path: str) -> Path:
 class Found:
     """A regular file, as a walk found it.
 
-    `changed_ns` is when content or mode last changed, by this machine's clock: no program sets it.
+    `changed_ns` is when content, mode or links last changed, by this machine's clock: no program
+    sets it. `made_ns` is the modification time.
     """
 
     path: str
     size: int
     changed_ns: int
+    made_ns: int
     inode: int
     mode: int
 
@@ -80,6 +89,7 @@ class Found:
             path=path,
             size=found.st_size,
             changed_ns=change_time_ns(found),
+            made_ns=found.st_mtime_ns,
             inode=found.st_ino,
             mode=stat.S_IMODE(found.st_mode),
         )
@@ -123,13 +133,17 @@ def walk(root: Path, below: str, problems: dict[str, str]) -> Iterator[Found]:
 
 
 class LocalFiles:
-    """Files of this end that go to the other."""
+    """Files of this end that go to the other.
+
+    A scan also finds what others send: names of files that grow, in `growing`, and checkpoints.
+    """
 
     def __init__(self, state: State, root: Path, contents: Contents) -> None:
         self._state = state
         self._root = root
         self._contents = contents
         self.growing: list[str] = []
+        self.checkpoints: list[Found] = []
         self.problems: dict[str, str] = {}
         self.unsettled = False  # whether the last scan left files for the next one
         self._failed = False  # whether there were some that it could not bring
@@ -142,6 +156,7 @@ class LocalFiles:
         waits for the next scan; one that cannot be read is named in `problems`; the rest go on.
         """
         growing: list[str] = []
+        checkpoints: list[Found] = []
         self.unsettled = False
         seen: set[str] = set()
         problems: dict[str, str] = {}
@@ -150,6 +165,9 @@ class LocalFiles:
             seen.add(found.path)
             try:
                 checked_path(found.path)
+                if run_of(found.path):
+                    checkpoints.append(found)
+                    continue
                 final = is_final(found.path)
                 if is_growing(found.path):
                     growing.append(found.path)
@@ -166,7 +184,7 @@ class LocalFiles:
         finally:
             self._uploading = 0
         self._failed = any(why != LEFT_OUT for why in problems.values())
-        self.growing, self.problems = growing, problems
+        self.growing, self.checkpoints, self.problems = growing, checkpoints, problems
         with self._state.transaction():
             for found, sha256 in news:
                 self._note(found, sha256)
@@ -245,12 +263,14 @@ class LocalFiles:
 
     def _note_gone(self, seen: set[str]) -> bool:
         rows = self._state.rows("SELECT path FROM local_files WHERE sha256 != ''")
-        # What lies in a folder that cannot be read may well be there.
-        unread = tuple(f"{path}/" for path in self.problems)
-        gone = [path for (path,) in rows if path not in seen and not path.startswith(unread)]
+        gone = [path for (path,) in rows if path not in seen and not self.is_unread(path)]
         for path in gone:
             self._state.run("UPDATE local_files SET sha256 = '', sent = 0 WHERE path = ?", path)
         return bool(gone)
+
+    def is_unread(self, path: str) -> bool:
+        """Whether a file may well be there: it lies in a folder that cannot be read."""
+        return path.startswith(tuple(f"{each}/" for each in self.problems))
 
     def collect(self, budget: int) -> list[Message]:
         """Return messages for files that are ready, and mark them as sent."""
@@ -274,10 +294,10 @@ class LocalFiles:
             budget -= 512 + len(content.blob)
         return messages
 
-    def pack_up(self) -> None:
-        """Bring to the remote as chunks what a state has to repeat, and forget what it has not."""
+    def live(self) -> Iterator[tuple[str, Path]]:
+        """Yield the contents that this end stands for, with their files."""
         rows = self._state.rows("SELECT path, sha256 FROM local_files WHERE sha256 != ''")
-        self._contents.pack_up((str(sha256), self._root / path) for path, sha256 in rows)
+        return ((str(sha256), self._root / path) for path, sha256 in rows)
 
     def restate(self) -> list[Message]:
         """Return messages for all files that were sent."""
@@ -290,19 +310,15 @@ class LocalFiles:
                 messages += [content, PutFile(path=path, size=size, mode=mode, sha256=sha256)]
         return messages
 
-    def objects(self) -> set[str]:
-        """Return the chunks that hold contents of files, as pieces name them."""
-        return self._contents.objects()
-
     def send_again(self, lost: Collection[str]) -> None:
-        """Take files of which the contents lay in these chunks for new ones."""
-        for sha256 in self._contents.lose(lost):
+        """Take files of which these contents were lost for new ones."""
+        for sha256 in lost:
             self._state.run("DELETE FROM local_files WHERE sha256 = ?", sha256)
 
-    def covers(self, paths: Collection[str]) -> bool:
-        """Whether each of these files has been sent by this end, or is gone from it."""
-        sent = {path for (path,) in self._state.rows("SELECT path FROM local_files WHERE sent = 1")}
-        return all(path in sent or not (self._root / path).exists() for path in paths)
+    def said(self) -> set[str]:
+        """Paths of the files that were said."""
+        rows = self._state.rows("SELECT path FROM local_files WHERE sent = 1 AND sha256 != ''")
+        return {str(path) for (path,) in rows}
 
     def waiting(self, prefixes: tuple[str, ...]) -> bool:
         """Whether a file of which the path begins so is ready, and was not said yet."""
@@ -324,8 +340,16 @@ class RemoteFiles:
     """Files of the other end, or of predecessors, that are put in place at this end."""
 
     def __init__(
-        self, state: State, root: Path, contents: Contents, wanted: Callable[[str], bool]
+        self,
+        state: State,
+        root: Path,
+        contents: Contents,
+        wanted: Callable[[str], bool],
+        *,
+        placed: Callable[[str], None] = lambda sha256: None,
     ) -> None:
+        """`placed` is called with the hash of each content that has come whole."""
+        self._placed = placed
         self._state = state
         self._root = root
         self._contents = contents
@@ -379,12 +403,17 @@ class RemoteFiles:
         """Paths of wanted files that are not in place yet."""
         return [path for (path,) in self._state.rows(_MISSING)]
 
-    def fetch(self) -> bool:
+    def fetch(self, *, sparing: bool = False) -> bool:
         """Put wanted files in place; return whether all are. What fails is kept in `problems`.
 
-        Raises RemoteError when the remote cannot be reached.
+        If `sparing`, what is there already stays: it was made here since. Raises RemoteError when
+        the remote cannot be reached.
         """
         for path in self.missing():
+            if sparing and (self._root / path).exists():
+                self._state.run("UPDATE remote_files SET here = 1 WHERE path = ?", path)
+                self.problems.pop(path, None)
+                continue
             row = self._state.row(
                 "SELECT size, mode, sha256 FROM remote_files WHERE path = ?", path
             )
@@ -398,6 +427,7 @@ class RemoteFiles:
                 continue
             self.problems.pop(path, None)
             with self._state.transaction():
+                self._placed(sha256)
                 self._state.run(
                     "UPDATE remote_files SET here = 1 WHERE path = ? AND sha256 = ?", path, sha256
                 )

@@ -135,6 +135,7 @@ class Link:
         )
         # When something other than acknowledgements and heartbeats last came or went.
         self.last_news = time.monotonic()
+        self.last_heard = -math.inf  # when a pack or a state was last applied
         self._ack_due: float | None = None
         self._not_acked = 0
         self._unchallenged = 0
@@ -429,6 +430,7 @@ class Link:
     def _owe_ack(self, messages: Sequence[Message]) -> None:
         """Acknowledge these soon: at once a new writer, which is what fences the one before."""
         kinds, now = {message.type for message in messages}, time.monotonic()
+        self.last_heard = now
         if kinds <= {"ack"}:
             return
         self._not_acked += 1

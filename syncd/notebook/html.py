@@ -15,6 +15,7 @@ from protocol.status import (
     duration,
     gone_after,
     render_progress,
+    render_risk,
     render_unsent,
     shown,
     size,
@@ -65,6 +66,8 @@ def _running(run: RunningLine, now: float) -> str:
     parts = [_line(f"{run.run_id}, for {duration(now - run.started)}{again}")]
     if run.progress:
         parts.append(_progress(run.progress))
+    if risk := render_risk(run, now):
+        parts.append(_line(risk))
     if run.last_line:
         parts.append(_line(one_line(run.last_line)[:160], _LAST))
     return "".join(parts)

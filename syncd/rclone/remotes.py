@@ -258,6 +258,18 @@ class Remotes:
     def profile(self) -> Profile:
         return self.lanes[self.first].remote.profile()
 
+    def hash_kind(self) -> str:
+        """That of the anchor; "" while it does not answer, which holds up no other."""
+        lane = self.lanes[-1]
+        if lane.up:
+            with contextlib.suppress(RemoteError), self._watched(lane) as remote:
+                return remote.hash_kind()
+        return ""
+
+    def hash_of(self, path: str, kind: str) -> str:
+        """That of the anchor: what outlives the others is asked."""
+        return self.anchor().hash_of(path, kind)
+
     def local_path(self) -> Path | None:
         """The folder of the first, when it lies on this machine."""
         return self.lanes[0].remote.local_path()

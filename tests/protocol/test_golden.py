@@ -147,7 +147,7 @@ def of_type(messages: list[Message], kind: type) -> list:
 
 
 def test_every_type_of_message_stands_in_a_golden_pack():
-    places = ((1, CONTROLLER), (2, CONTROLLER), (1, WORKER))
+    places = ((1, CONTROLLER), (2, CONTROLLER), (3, CONTROLLER), (1, WORKER))
     packs = [opened(Kind.PACK, seq, writer)[1] for seq, writer in places]
     found = {type(message) for pack in packs for message in decode_messages(pack)}
     assert found == set(Message.__args__)
@@ -156,6 +156,12 @@ def test_every_type_of_message_stands_in_a_golden_pack():
 def test_the_controllers_second_pack_is_read():
     (told,) = decode_messages(opened(Kind.PACK, 2, CONTROLLER)[1])
     assert told == m.BridgeUrl(url="https://quick-tunnel.example.com/objects")
+
+
+def test_the_controllers_third_pack_is_read():
+    chunk, _ = opened(Kind.CHUNK, 1, WORKER)
+    (told,) = decode_messages(opened(Kind.PACK, 3, CONTROLLER)[1])
+    assert told == m.Stored(objects=(f"{WORKER}/{chunk}",))
 
 
 def test_the_controllers_pack_is_read():

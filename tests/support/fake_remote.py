@@ -170,6 +170,12 @@ class FakeRemote:
     def profile(self) -> Profile:
         return replace(LOCAL, transfers=1)  # so that what goes wrong does so in one order
 
+    def hash_kind(self) -> str:
+        return ""
+
+    def hash_of(self, path: str, kind: str) -> str:
+        return ""
+
     def local_path(self) -> Path | None:
         return None
 
@@ -233,6 +239,12 @@ class Unreliable:
 
     def profile(self) -> Profile:
         return self.remote.profile()
+
+    def hash_kind(self) -> str:
+        return ""
+
+    def hash_of(self, path: str, kind: str) -> str:
+        return ""
 
     def local_path(self) -> Path | None:
         return None

@@ -106,6 +106,23 @@ def test_what_a_fetch_that_was_killed_had_fetched_is_removed_by_the_next(pair):
     assert [p.name for p in (pair.there / RUN).iterdir()] == ["a"]
 
 
+def test_what_comes_late_takes_the_place_of_nothing_that_was_made_here_meanwhile(pair):
+    for name in ("a", "b"):
+        pair.write(f"{RUN}/{name}", name.encode() + LARGE)
+    pair.local.scan(lambda p: True)
+    chunks, pair.chunks.kept = dict(pair.chunks.kept), {}
+    pair.deliver(pair.collect())
+    assert not pair.remote.fetch()
+    assert len(pair.remote.problems) == 2
+    (pair.there / RUN).mkdir(parents=True, exist_ok=True)
+    (pair.there / RUN / "a").write_bytes(b"made here")
+    pair.chunks.kept = chunks
+    assert pair.remote.fetch(sparing=True)
+    assert (pair.there / RUN / "a").read_bytes() == b"made here"
+    assert (pair.there / RUN / "b").read_bytes() == b"b" + LARGE
+    assert pair.remote.problems == {}
+
+
 def test_files_that_this_end_does_not_want_leave_nothing_here(pair):
     pair.write("store/champion/model.onnx", b"model")
     assert pair.bring()
