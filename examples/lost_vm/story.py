@@ -18,7 +18,6 @@ import hashlib
 import json
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -38,9 +37,11 @@ from netns import Network, NetworkWebdav
 from notebooks import JupyterServer, Kernel, Laptop, Machine
 from waiting import eventually
 
+from protocol.checkpoints import CheckpointIndex
 from protocol.paths import Layout
 from protocol.progress import Progress, read_progress
 from protocol.results import Results, RunRecord
+from protocol.schema import decode, loads
 
 AWAY_AT, BACK_AT, DIES_AT = 2, 9, 11
 EPOCHS = {True: 14, False: 20}
@@ -170,12 +171,12 @@ class Story:
 
     def is_safe(self, layout: Layout) -> bool:
         """Whether the checkpoint of epoch 10 is said to be safe."""
-        database = f"file:{layout.private / 'state.db'}?mode=ro"
-        with closing(sqlite3.connect(database, uri=True)) as state:
-            sent = state.execute(
-                "SELECT COUNT(*) FROM local_files WHERE sent = 1 AND path LIKE 'store/check%.json'"
-            ).fetchone()[0]
-            return sent >= 2 and not state.execute("SELECT 1 FROM outbox").fetchone()
+        if not layout.checkpoint_index.exists():
+            return False
+        index = decode(CheckpointIndex, loads(layout.checkpoint_index.read_bytes()))
+        files = [file for each in index.runs.values() for file in each]
+        steps = sorted({file.name.partition(".")[0] for file in files})
+        return len(steps) >= 2 and all(f.safe for f in files if f.name.startswith(steps[1]))
 
     def ended(self) -> list[RunRecord]:
         """Every run's result at the laptop, once all have ended; empty before."""

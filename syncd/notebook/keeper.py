@@ -35,7 +35,7 @@ from syncd.setup import initialise, rotate
 from syncd.stages.attempt_files import read_file
 from syncd.view import read_status
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 1.0
 FRAME_SECONDS = 10.0
 END_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 60.0
