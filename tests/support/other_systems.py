@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 # What belongs to a worker, which is Linux's alone, and what only ever runs on Linux.
 WORKER = (
     *("syncd.stages.", "syncd.worker", "syncd.die_with_parent", "syncd.doctor.scratch_pair"),
+    *("syncd.notebook.pasted", "syncd.notebook.start", "syncd.notebook.keeper", "syncd.gpu_meter"),
     "syncd.bench.",  # it measures with both ends on one machine
 )
 SCHEDULE = ("syncd.stages.schedule",)
