@@ -25,6 +25,7 @@ def test_everything_lies_where_the_layout_says():
         "key": ".syncd/key",
         "runs": ".syncd/runs",
         "fence": ".syncd/fenced.json",
+        "left": ".syncd/left.json",
         "problems": ".syncd/problems.json",
         "unsent": ".syncd/unsent.json",
         "status": "in/status.txt",
