@@ -139,11 +139,7 @@ def _running(run: RunningLine, now: float) -> list[str]:
 
 
 def render_risk(run: RunningLine, now: float) -> str:
-<<<<<<< HEAD
     """Return what of a run would be lost with its machine; "" where that is not told."""
-=======
-    """Return what would be lost with the machine; "" while that is little, or nothing."""
->>>>>>> 7baa6f1 (docs: the notebook in the README, what it means for security, when it stops)
     if run.at_risk_since is None:
         return ""
     safe = f"safe up to {run.checkpoint}" if run.checkpoint else "no safe checkpoint yet"

@@ -35,6 +35,7 @@ TRAINER = ["check", "export", "finetune", "gate", "pool", "pretrain"]
 COMMANDS = [
     "syncd",
     *[f"syncd {name}" for name in SYNCD],
+    "syncd bench checkpoints",
     "syncd bench link",
     "trainer",
     *[f"trainer {name}" for name in TRAINER],

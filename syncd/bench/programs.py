@@ -3,6 +3,7 @@
 lines COUNT               lines that begin with the time, in ns, at which they were written
 text SECONDS RATE         a training log of RATE bytes a second
 bar SECONDS               progress bars as tqdm draws them
+silent SECONDS            nothing
 large BYTES GO            that many bytes of log, and 4 KiB more once the file GO is there
 artifact SOURCE MARK      move a file into the artefact folder, and write the time into MARK
 """
@@ -90,6 +91,12 @@ def bar(seconds: str) -> None:
     print(READY, flush=True)
 
 
+def silent(seconds: str) -> None:
+    """Say nothing until the end."""
+    time.sleep(float(seconds))
+    print(READY, flush=True)
+
+
 def incompressible(size: int) -> bytes:
     """Return one line of random bytes; none of them ends the line or draws over it."""
     return os.urandom(size - 1).translate(bytes.maketrans(b"\r\n", b"\x0e\x0f")) + b"\n"
@@ -118,7 +125,7 @@ def artifact(source: str, mark: str) -> None:
     Path(mark).write_text(f"{time.time_ns()}\n")
 
 
-PROGRAMS = {each.__name__: each for each in (lines, text, bar, large, artifact)}
+PROGRAMS = {each.__name__: each for each in (lines, text, bar, silent, large, artifact)}
 
 if __name__ == "__main__":
     PROGRAMS[sys.argv[1]](*sys.argv[2:])

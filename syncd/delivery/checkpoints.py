@@ -325,6 +325,10 @@ class Checkpoints:
         """Whether there are some of which it is not known whether they are safe."""
         return bool(self._kept("proved IS NULL OR pack > ? OR pack = 0 LIMIT 1", self._sent()))
 
+    def is_behind(self) -> bool:
+        """Whether the last round left or failed with some, or some are not known to be safe."""
+        return self.unsettled or bool(self.problems) or self.is_waiting()
+
     def has_any(self, run: str) -> bool:
         """Whether there is anything in a run's folder."""
         return run in self._seen

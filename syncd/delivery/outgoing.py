@@ -173,7 +173,8 @@ class WorkerOutgoing:
     def is_behind(self) -> bool:
         """Whether something was not collected yet, as far as the last scan of files saw."""
         records = self.has_records() or bool(self.held())
-        return records or self.unsent() > 0 or self._local.is_behind()
+        files = self._local.is_behind() or self._checkpoints.is_behind()
+        return records or self.unsent() > 0 or files
 
     def is_said(self, record: JournalRecord) -> bool:
         """Whether a record was collected."""

@@ -93,15 +93,21 @@ def bootstrap(
         print(f"\n{note}", file=sys.stderr)
 
 
+def colab_cell(layout: Layout, settings: Settings, *, stop_when_idle: str) -> str:
+    """Return the cell for a Colab session, as `syncd bootstrap --platform colab` makes it."""
+    asked = _Asked(platform=Platform.COLAB, stop_when_idle=stop_when_idle)
+    return _make(layout, settings, asked).cell
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
     platform: Platform
-    bridge: bool
-    remote: str
-    url: str
-    worker_folder: str
-    trainer: bool
-    stop_when_idle: str
+    bridge: bool = False
+    remote: str = ""
+    url: str = ""
+    worker_folder: str = ""
+    trainer: bool = True
+    stop_when_idle: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from protocol.schema import decode, dumps, loads
 from protocol.status import Status, render_status
 from protocol.wire import Role
 from syncd.config import Key, load_key, make_private
+from syncd.leaving import Reason, read_left
 from syncd.notebook.html import render_html
 from syncd.platform import Identity, has_ended, is_locked, own_session
 from syncd.setup import initialise, rotate
@@ -68,6 +69,7 @@ class Keeper:
         self.over = ""
         self.idle = False
         self._request = request
+        self._began = time.time()
         self._record = self.layout.private / "kept.json"
         self._log = self.layout.private / "watch.log"
         self._child: subprocess.Popen[bytes] | None = None
@@ -126,6 +128,12 @@ class Keeper:
     def _why_over(self) -> str:
         if self.layout.fence.exists():
             return "another worker has taken over: this machine is not needed any more"
+        with contextlib.suppress(DataError):
+            left = read_left(self.layout)
+            # One that left before this cell was run was wanted again.
+            if left is not None and left.reason is Reason.IDLE and left.time >= self._began:
+                self.idle = True
+                return left.why
         return ""
 
     def _start(self, made_of: str) -> None:
