@@ -270,9 +270,16 @@ class Kernel:
         return int(self.text.split("pid ")[1].split()[0])
 
     def alive_again(self, before: int) -> bool:
-        """Whether the server has started it anew after it was killed; then it is talked to."""
-        state = self._server.call("GET", f"/api/kernels/{self.id}")["execution_state"]
-        if psutil.pid_exists(before) or state not in ("idle", "starting"):
+        """Whether the server has started it anew after it was killed; then it is talked to.
+
+        What the server says of its state may be of before.
+        """
+        found = {
+            process.pid
+            for process in psutil.process_iter(["cmdline"])
+            if f"kernel-{self.id}.json" in " ".join(process.info["cmdline"] or ())
+        }
+        if not found - {before}:
             return False
         self._socket.close()
         self._socket = self._connect()
