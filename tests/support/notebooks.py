@@ -264,9 +264,18 @@ class Kernel:
         self.state = ""
 
     def pid(self) -> int:
-        """The kernel's process id, by its own word."""
-        self.run("import os; print('pid', os.getpid())")
-        assert self.until_over() == "ok"
+        """The kernel's process id, by its own word.
+
+        What one prints that has just been started may pass before the server listens.
+        """
+
+        def told() -> bool:
+            self.run("import os; print('pid', os.getpid())")
+            assert self.until_over() == "ok"
+            self.look()
+            return "pid " in self.text
+
+        eventually(told, within=60)
         return int(self.text.split("pid ")[1].split()[0])
 
     def alive_again(self, before: int) -> bool:
