@@ -224,10 +224,14 @@ class Ack:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Controller: these chunks of the worker, as pieces name them, lie whole on its own disk."""
+    """Controller: these chunks of the worker lie whole on its own disk, durably.
+
+    `objects` are `<writer>/<object name>`. Said only where the remote that outlives the others is
+    on that disk.
+    """
 
     type: ClassVar[str] = "stored"
-    chunks: tuple[str, ...]
+    objects: tuple[str, ...]
 
 
 Message = (
@@ -242,8 +246,8 @@ Message = (
     | RunEnded
     | StatusReport
     | BridgeUrl
-    | Ack
     | Stored
+    | Ack
 )
 _TYPES: dict[str, type[Any]] = {t.type: t for t in Message.__args__}
 

@@ -16,16 +16,14 @@ GONE_AFTER_HEARTBEATS = 3
 # What waits is told from so much or so long on: a line or two are always on their way.
 TOLD_AFTER_SECONDS = 2.0
 TOLD_FROM_BYTES = 64 * 1024
-# Of a run without a safe checkpoint it is told once so much work is at risk.
-RISK_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningLine:
     """A run that is alive. Times are seconds since the epoch.
 
-    `safe` names its newest file in the durable store that is surely on the remote, with all before
-    it; what it did after `at_risk_since` would be lost with its machine.
+    `checkpoint` is its newest checkpoint that outlives the machine, `at_risk_since` from when on
+    its work would be lost with it; null where that is not told.
     """
 
     run_id: str
@@ -34,7 +32,7 @@ class RunningLine:
     started: float
     progress: Progress | None = None
     last_line: str = ""
-    safe: str = ""
+    checkpoint: str = ""
     at_risk_since: float | None = None
 
 
@@ -141,17 +139,11 @@ def _running(run: RunningLine, now: float) -> list[str]:
 
 
 def render_risk(run: RunningLine, now: float) -> str:
-    """Return what would be lost with the machine; "" while that is little, or nothing."""
+    """Return what of a run would be lost with its machine; "" where that is not told."""
     if run.at_risk_since is None:
         return ""
-    risked = now - run.at_risk_since
-    if run.safe:
-        return f"safe up to {run.safe}; {duration(risked)} of work at risk"
-    return (
-        f"no checkpoint is safe; {duration(risked)} of work at risk"
-        if risked >= RISK_SECONDS
-        else ""
-    )
+    safe = f"safe up to {run.checkpoint}" if run.checkpoint else "no safe checkpoint yet"
+    return one_line(f"{safe}; {duration(now - run.at_risk_since)} of work at risk")
 
 
 def render_progress(progress: Progress, *, bar: bool = True) -> str:

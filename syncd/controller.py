@@ -50,6 +50,7 @@ from syncd.delivery.receipt import check
 from syncd.delivery.stored import StoredChunks
 from syncd.queue_scan import QueueScan
 from syncd.rclone.errors import shown
+from syncd.rclone.profiles import LOCAL
 from syncd.rclone.remote import NotFound
 from syncd.records import JournalFile, ResultsFile
 from syncd.stages import schedule
@@ -180,9 +181,16 @@ class Controller(Daemon):
         self.contents.fetch_early()
         if self.files.missing():
             self.files.fetch()
-        if self._hosted is not None and self.stored.look(self._hosted):
+        if self.stored.look(self._anchored()):
             self.push_loop.wake.set()
         self.link.compact()
+
+    def _anchored(self) -> Path | None:
+        """The folder of the remote that outlives the others, where it is on this disk."""
+        anchor = self.remote.anchor()
+        # Asked of no other kind, which may not be reached now, and is not needed for what else
+        # there is to be done.
+        return anchor.local_path() if anchor.profile() is LOCAL else None
 
     def is_busy(self) -> bool:
         return self._worker_runs
@@ -302,6 +310,7 @@ class Controller(Daemon):
 
     def pack_up(self, acked: int) -> None:
         self.served.pack_up(self._snapshots_in_use())
+        self.stored.pack_up(self._anchored())
 
     def _snapshots_in_use(self) -> set[int]:
         """Snapshots that a run has been given; or may have been, which was not heard of yet."""
@@ -366,6 +375,8 @@ class Controller(Daemon):
                 self._show_records()  # before its end is in the journal
         elif isinstance(message, Content | PutFile | DropFile):
             self.files.apply(message)
+            if isinstance(message, Content):
+                self.stored.expect(message)
         elif isinstance(message, StatusReport):
             self._keep_status(message)
 

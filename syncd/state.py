@@ -18,7 +18,6 @@ from typing import Any
 
 from protocol.errors import DataError
 
-SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 -- Packs that were made and are not on the remote yet.
@@ -42,8 +41,7 @@ CREATE TABLE remote_files (
     path TEXT PRIMARY KEY, size INTEGER NOT NULL, mode INTEGER NOT NULL, sha256 TEXT NOT NULL,
     here INTEGER NOT NULL
 );
--- Files of this end, as they were when they were last looked at; and the pack that names them, 0
--- for none yet.
+-- Files of this end, as they were when they were last looked at.
 CREATE TABLE local_files (
     path TEXT PRIMARY KEY, size INTEGER NOT NULL, changed_ns INTEGER NOT NULL,
     inode INTEGER NOT NULL, mode INTEGER NOT NULL, sha256 TEXT NOT NULL, sent INTEGER NOT NULL
@@ -79,15 +77,31 @@ CREATE TABLE runs (
     place INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL UNIQUE, record TEXT NOT NULL
 );
 """
-# What came later: made where it is missing, and an older syncd passes it over.
-_ADDED = """
--- Chunks of this end: the hash that the remote takes of them, how and since when they are known to
--- be whole there ('': not yet).
-CREATE TABLE IF NOT EXISTS sums (
-    chunk TEXT PRIMARY KEY, kind TEXT NOT NULL DEFAULT '', sum TEXT NOT NULL DEFAULT '',
-    proof TEXT NOT NULL DEFAULT '', since REAL NOT NULL DEFAULT 0
+# What later versions have added, in order: the first makes it version 2.
+_ADDED = (
+    """
+-- Files of checkpoints whose contents are on the remote; see syncd/delivery/groups.py.
+CREATE TABLE checkpoints (
+    path TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL, mode INTEGER NOT NULL,
+    made_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
+    first INTEGER NOT NULL, last INTEGER NOT NULL, gone INTEGER NOT NULL DEFAULT 0,
+    told INTEGER NOT NULL DEFAULT 0, pack INTEGER NOT NULL DEFAULT 0,
+    proved REAL, how TEXT NOT NULL DEFAULT '', PRIMARY KEY (path, sha256)
 );
-"""
+INSERT INTO checkpoints (path, sha256, size, mode, made_ns, inode, first, last, told, pack)
+    SELECT path, sha256, size, mode, 0, inode, 1, 1, 1, 1 FROM local_files
+    WHERE path LIKE 'store/checkpoints/%/%' AND sent = 1 AND sha256 != ''
+        AND path NOT LIKE '%.log' AND path NOT LIKE '%.jsonl' AND path NOT LIKE '%tfevents.%';
+DELETE FROM local_files WHERE path IN (SELECT path FROM checkpoints);
+-- Chunks of this end: their hash of another kind than the name's, and how they were proved.
+CREATE TABLE proofs (
+    object TEXT PRIMARY KEY, digest TEXT NOT NULL DEFAULT '', how TEXT NOT NULL DEFAULT ''
+);
+-- Chunks of the other end: 0 to be looked at on this disk, 1 right, 2 said to be.
+CREATE TABLE stored (object TEXT PRIMARY KEY, step INTEGER NOT NULL);
+""",
+)
+SCHEMA_VERSION = 1 + len(_ADDED)
 # What the machine, and not our SQL, is to blame for: the primary result codes of sqlite.org/rescode
 _MACHINE = frozenset(
     {
@@ -129,9 +143,10 @@ class State:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
+        if version < SCHEMA_VERSION:
+            steps = "".join((_SCHEMA, *_ADDED)[version:])
             self._db.executescript(
-                f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                f"BEGIN; {steps} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
         elif version != SCHEMA_VERSION:
             raise DataError(
@@ -140,7 +155,6 @@ class State:
                 why=f"it is of version {version}",
                 hint="Use the syncd that wrote it, or a newer one.",
             )
-        self._db.executescript(_ADDED)
 
     @contextlib.contextmanager
     def _translated(self, what: str = "keep the state", hint: str = "") -> Iterator[None]:

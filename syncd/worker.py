@@ -6,6 +6,7 @@ come after, and their larger contents travel beside, in the bulk loop.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from protocol.checkpoints import CHECKPOINTS, Proof
+from protocol.checkpoints import CheckpointIndex
+from protocol.errors import RefusedError
 from protocol.journal import JournalRecord
 from protocol.messages import (
     BridgeUrl,
@@ -28,17 +30,19 @@ from protocol.messages import (
     StatusReport,
     Stored,
 )
+from protocol.names import RunId
 from protocol.publish import make_dirs, publish_json
 from protocol.states import State as CommandState
 from protocol.wire import Role, Writer
-from syncd.checkpoints import Checkpoints
 from syncd.courtesy import COURTESY_SECONDS, Courtesy
 from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
+from syncd.delivery.checkpoints import Checkpoints
 from syncd.delivery.files import LocalFiles, RemoteFiles
+from syncd.delivery.holds import Holds
 from syncd.delivery.outgoing import WorkerOutgoing
 from syncd.delivery.payload import PayloadStore
 from syncd.delivery.peers import FencedError
-from syncd.delivery.proofs import Proofs
+from syncd.delivery.proofs import READ_BACK, Proofs
 from syncd.delivery.receipt import check
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
@@ -82,19 +86,10 @@ class Worker(Daemon):
         self.contents.progressed = self.push_loop.wake.set
         self.courtesy_loop = Loop("courtesy", self._show, lambda: self.every(HEARTBEAT_SECONDS))
         self.local = LocalFiles(self.state, root, self.contents)
-        self.proofs = Proofs(self.state, lambda: self.link.remote, self.link.scratch)
-        self.checkpoints = Checkpoints(
-            path=self.layout.checkpoint_index,
-            store=self.layout.root / CHECKPOINTS,
-            files=self.local.below,
-            contents=self.contents,
-            proofs=self.proofs,
-            link=self.link,
-            written=self.bulk_loop.wake.set,
+        self._set_up_checkpoints()
+        self.inherited = RemoteFiles(
+            self.state, root, self.contents, wanted=lambda path: True, placed=self._note_read
         )
-        self.local.is_needed = self._is_needed
-        self.checkpoint_loop = Loop("checkpoints", self._prove, self._prove_interval)
-        self.inherited = RemoteFiles(self.state, root, self.contents, wanted=lambda path: True)
         self.payloads = PayloadStore(
             self.state, root, self.layout.private / "payload", self.payload_contents
         )
@@ -116,8 +111,41 @@ class Worker(Daemon):
             tails=Tails(self.state, root),
             unacked=Unacked(self.state, root),
             local=self.local,
+            checkpoints=self.checkpoints,
+            contents=self.contents,
             put_chunk=lambda data: self.link.put_chunk(data, compress=True),
         )
+
+    def _set_up_checkpoints(self) -> None:
+        held = self.layout.private / "held"
+        make_dirs(held, mode=0o700)
+        self.checkpoint_loop = Loop("checkpoints", self._prove, self._prove_interval)
+        self.proofs = Proofs(
+            self.state, lambda: self.remote, self.link.scratch, lambda: self.link.last_heard
+        )
+        self.checkpoints = Checkpoints(
+            state=self.state,
+            root=self.layout.root,
+            contents=self.contents,
+            proofs=self.proofs,
+            holds=Holds(held),
+            is_over=self._is_over,
+            sent=lambda: self.link.progress()[0],
+            make_again=self.make_again,
+        )
+        self._index: CheckpointIndex | None = None  # as it was written last
+
+    def _is_over(self, run_id: str) -> bool:
+        """Whether a run has ended, and is not attempted again."""
+        with contextlib.suppress(RefusedError):  # a folder there may have any name
+            record = self.journal.newest.get(RunId.parse(run_id).number)
+            return bool(record and record.run_id == run_id and record.state is CommandState.ENDED)
+        return False
+
+    def _note_read(self, sha256: str) -> None:
+        """What was restored from chunks was read from them."""
+        pieces = self.contents.pieces(sha256)
+        self.proofs.note({piece.object for piece in pieces}, READ_BACK)
 
     def recovered(self) -> None:
         self.results.publish()
@@ -127,9 +155,7 @@ class Worker(Daemon):
             unsealed_lines=self.settings.unsealed_lines,
         )
         worker = str(self.link.writer)
-        self.status = WorkerStatus(
-            self.layout, worker=worker, sealed=self.sealed, safe=self.checkpoints.safe
-        )
+        self.status = WorkerStatus(self.layout, worker=worker, sealed=self.sealed)
         self.runner = Runner(
             layout=self.layout,
             database=self.state,
@@ -179,32 +205,6 @@ class Worker(Daemon):
 
     def _show(self) -> None:
         self.courtesy_loop.rest = COURTESY_SECONDS if self.courtesy.publish(self.remote) else 0.0
-
-    def _prove(self) -> None:
-        """Find out what of the checkpoints is really on the remote, beside all that is sent."""
-        if self.fenced:
-            return
-        damaged = self.checkpoints.round()
-        if damaged:
-            with self.state.transaction():
-                self.make_again(damaged)
-            self.bulk_loop.wake.set()
-
-    def _is_needed(self, path: str) -> bool:
-        """Whether a file that is gone is kept on the remote: a run that goes on may need it."""
-        if not path.startswith(CHECKPOINTS):
-            return False
-        run_id = path.removeprefix(CHECKPOINTS).partition("/")[0]
-        records = self.journal.newest.values()
-        goes_on = any(r.run_id == run_id and r.state is not CommandState.ENDED for r in records)
-        return goes_on and self.checkpoints.is_needed(path)
-
-    def _prove_interval(self) -> float:
-        return super().bulk_interval() if self.checkpoints.unproved else RESCAN_SECONDS
-
-    def _push(self) -> None:
-        super()._push()
-        self.checkpoint_loop.wake.set()  # what was said is on the remote now
 
     def _may_start(self) -> bool:
         """Whether this worker knows enough to start anything."""
@@ -275,7 +275,8 @@ class Worker(Daemon):
     def bulk(self) -> None:
         quiet = self._quiet_for()  # so that what is scanned next was made before
         if self.inherited.missing():
-            self.inherited.fetch()
+            # What comes late takes the place of nothing that was made here meanwhile.
+            self.inherited.fetch(sparing=self._restored)
             self._restored = True  # what could not be had is named, and the rest is here
             self.main_loop.wake.set()
         self.payload_contents.fetch_early()
@@ -286,8 +287,11 @@ class Worker(Daemon):
             self.payloads.prune(self.journal.payloads_in_use())
         if self.outgoing.scan():
             self.push_loop.wake.set()
+        if self.outgoing.bring_checkpoints():
+            self.push_loop.wake.set()
+            self.checkpoint_loop.wake.set()
         # A state says all that this worker stands for, what it inherited included.
-        if self.local.covers(self.inherited.paths()):
+        if self.outgoing.covers(self.inherited.paths()):
             self.link.compact()
         if self.settings.stop_when_idle:
             self._leave_when_idle(min(quiet, self._quiet_for()))
@@ -331,7 +335,25 @@ class Worker(Daemon):
         if self.status.leaving:
             return LEAVING_SECONDS
         # Files that are written are seen at once, and looked at again until they have settled.
-        return super().bulk_interval() if self.local.unsettled else RESCAN_SECONDS
+        return super().bulk_interval() if self.outgoing.is_unsettled() else RESCAN_SECONDS
+
+    def _prove(self) -> None:
+        """Find out which checkpoints are really on the remote, beside all that is sent."""
+        if self.fenced:
+            return
+        news, more = self.checkpoints.prove()
+        if news:
+            self.push_loop.wake.set()
+            self.bulk_loop.wake.set()
+        if more:
+            self.checkpoint_loop.wake.set()
+        index = self.checkpoints.index()
+        if index != self._index and (index.runs or self.layout.checkpoint_index.exists()):
+            publish_json(self.layout.checkpoint_index, asdict(index))
+            self._index = index
+
+    def _prove_interval(self) -> float:
+        return super().bulk_interval() if self.checkpoints.is_waiting() else RESCAN_SECONDS
 
     def leave(self) -> None:
         self.runner.look()
@@ -359,15 +381,15 @@ class Worker(Daemon):
                 message.number,
                 json.dumps(asdict(message)),
             )
-        elif isinstance(message, Stored):
-            self.proofs.note(message.chunks, Proof.STORED)
-            self.checkpoint_loop.wake.set()
         elif isinstance(message, BridgeUrl):
             self.state.put(BRIDGE_URL, message.url)
             self.use_bridge_at(message.url)
         elif isinstance(message, Content | Snapshot):
             # Before the link is open there is no runner, but the journal is already there.
             self.payloads.apply(message, self.journal.payloads_in_use())
+        elif isinstance(message, Stored):
+            self.proofs.note(message.objects, "the controller's word")
+            self.checkpoint_loop.wake.set()
 
     def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
         if writer.role is Role.WORKER:
@@ -396,7 +418,6 @@ class Worker(Daemon):
 
     def pack_up(self, acked: int) -> None:
         self.outgoing.pack_up(acked)
-        self.proofs.keep_only(self.kept_objects())
 
     def restate(self) -> list[Message]:
         return [*self.outgoing.restate(), *self.status.restate()]
@@ -420,13 +441,14 @@ class Worker(Daemon):
             self.runner,
             unsent=unsent,
             progress=self.link.progress(),
+            checkpoints=self.checkpoints,
             problems=self._all_problems(),
         )
 
     def _all_problems(self) -> list[str]:
         loops = dict.fromkeys(self.problems.values())  # of two that meet the same, one tells
         found = [*loops, *self.runner.problems.values(), *self.refusals()]
-        for kept in (self.outgoing.problems(), self.local.problems, self.inherited.problems):
+        for kept in (self.outgoing.problems(), self.inherited.problems):
             found += [f"{path}: {why}" for path, why in kept.items()]
         if self._verdict not in (Verdict.LEAVE, Verdict.BUSY):
             found.append(f"there is nothing to do, and it stays: {self._verdict}")

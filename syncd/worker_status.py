@@ -8,13 +8,12 @@ import math
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 
-from protocol.checkpoints import CheckpointFile, at_risk_since
 from protocol.files import open_regular
 from protocol.journal import JournalRecord
 from protocol.logs import drop_redraws, parse_log_line
@@ -24,6 +23,7 @@ from protocol.paths import Layout
 from protocol.progress import read_progress
 from protocol.publish import publish_bytes
 from protocol.status import EndedLine, RunningLine, Status, WaitingLine, render_status
+from syncd.delivery.checkpoints import Checkpoints
 from syncd.delivery.redraws import Redraws
 from syncd.gpu_meter import GpuMeter
 from syncd.stages.runner import Runner
@@ -35,26 +35,20 @@ HEARTBEAT_SECONDS = 20.0
 ENDED_SHOWN = 10
 # Free space is shown to so many bytes, so that a busy disk is no news by itself.
 DISK_STEP = 2**26
+# A run that has written no checkpoint is told to be at risk after so long: it may be one of those
+# that never do, and a short one is soon over.
+TOLD_AT_RISK_SECONDS = 300.0
 
 
 class WorkerStatus:
     """Keeps `status.txt`, and decides when the other end is told."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        *,
-        worker: str,
-        sealed: bool,
-        safe: Callable[[str], CheckpointFile | None],
-    ) -> None:
-        """`safe` returns the newest safe checkpoint of a run."""
+    def __init__(self, layout: Layout, *, worker: str, sealed: bool) -> None:
         self.leaving = ""
         self.heartbeat = HEARTBEAT_SECONDS  # how often the status is sent when it is no news
         self._layout = layout
         self._worker = worker
         self._sealed = sealed
-        self._safe = safe
         self._status: Status | None = None
         self._news = self._progress = self._written = ""
         self._sent = ("", "", -math.inf)
@@ -63,7 +57,13 @@ class WorkerStatus:
         self._gpus = GpuMeter()
 
     def update(
-        self, runner: Runner, *, unsent: int, progress: object, problems: Iterable[str]
+        self,
+        runner: Runner,
+        *,
+        unsent: int,
+        progress: object,
+        checkpoints: Checkpoints,
+        problems: Iterable[str],
     ) -> None:
         """Take stock, and write `status.txt` if it changed.
 
@@ -76,7 +76,9 @@ class WorkerStatus:
             worker=self._worker,
             host=socket.gethostname(),
             sealed=self._sealed,
-            running=tuple(self._running(runner, e) for e in runner.entries if e.alive),
+            running=tuple(
+                self._running(runner, entry, checkpoints) for entry in runner.entries if entry.alive
+            ),
             waiting=tuple(
                 WaitingLine(number=e.number, line=e.line, why=waits[e.number])
                 for e in runner.entries
@@ -137,9 +139,11 @@ class WorkerStatus:
         gpus = self._gpus.shown() if busy else {}
         return {"memory used": f"{round(memory.percent, -1):.0f}%", **gpus}
 
-    def _running(self, runner: Runner, entry: Entry) -> RunningLine:
+    def _running(self, runner: Runner, entry: Entry, checkpoints: Checkpoints) -> RunningLine:
         started = runner.journal.newest[entry.number].time
-        safe = self._safe(entry.run_id)
+        safe = checkpoints.newest_safe(entry.run_id)
+        makes_some = entry.stage != SHELL_STAGE and time.time() - started > TOLD_AT_RISK_SECONDS
+        since = started if makes_some or checkpoints.has_any(entry.run_id) else None
         return RunningLine(
             run_id=entry.run_id,
             stage=entry.stage,
@@ -147,16 +151,18 @@ class WorkerStatus:
             started=started,
             progress=read_progress(runner.run_dir(entry.run_id) / "progress.json"),
             last_line=last_line(self._layout.run_log(entry.run_id)),
-            safe=safe.name if safe else "",
-            # A script has no checkpoints, and is never run twice.
-            at_risk_since=None if entry.stage == SHELL_STAGE else at_risk_since(safe, started),
+            checkpoint=safe.name if safe else "",
+            at_risk_since=safe.made if safe else since,
         )
 
 
 def _news(status: Status) -> str:
     """Return what of a status a person waits for: not how far runs are, nor what changes on any
     machine by itself. The heartbeat is in it: who reads it counts on that."""
-    running = tuple(replace(run, progress=None, last_line="") for run in status.running)
+    running = tuple(
+        replace(run, progress=None, last_line="", checkpoint="", at_risk_since=None)
+        for run in status.running
+    )
     told = replace(
         status,
         time=0.0,

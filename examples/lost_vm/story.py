@@ -175,8 +175,8 @@ class Story:
             return False
         index = decode(CheckpointIndex, loads(layout.checkpoint_index.read_bytes()))
         files = [file for each in index.runs.values() for file in each]
-        steps = sorted({file.name.partition(".")[0] for file in files})
-        return len(steps) >= 2 and all(f.safe for f in files if f.name.startswith(steps[1]))
+        steps = sorted({Path(file.path).stem for file in files})
+        return len(steps) >= 2 and all(f.safe for f in files if Path(f.path).stem == steps[1])
 
     def ended(self) -> list[RunRecord]:
         """Every run's result at the laptop, once all have ended; empty before."""

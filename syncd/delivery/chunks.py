@@ -38,14 +38,13 @@ class Draft:
     def __init__(
         self, beside: Path, writer: Writer, seq: int, header: bytes, kind: str = ""
     ) -> None:
-        """`kind` names another hash that is to be taken of the whole object."""
+        """`kind` is another hash that is wanted of all of it, by hashlib's name."""
         self.file = temporary_beside(beside)
         self.length = 0  # of the payload
         self._writer = writer
         self._seq = seq
         self._digest = hashlib.sha256(header)
-        self.kind = kind
-        self._other = hashlib.new(kind, header) if kind else None
+        self._other = hashlib.new(kind, header, usedforsecurity=False) if kind else None
         self._header_length = len(header)
         self._open = open(self.file, "wb")
         self._open.write(header)
@@ -59,16 +58,16 @@ class Draft:
         self.length += len(block)
 
     @property
+    def other_digest(self) -> str:
+        """The other hash that was wanted, as `kind:hexadecimal`; "" for none."""
+        return f"{self._other.name}:{self._other.hexdigest()}" if self._other else ""
+
+    @property
     def name(self) -> str:
         """The name that a piece gives the chunk, as it is now."""
         length = self._header_length + self.length
         name = ObjectName(self._seq, Kind.CHUNK, length, self._digest.hexdigest())
         return f"{self._writer}/{name}"
-
-    @property
-    def sum(self) -> str:
-        """The other hash of the chunk, as it is now."""
-        return self._other.hexdigest() if self._other else ""
 
     def __enter__(self) -> Self:
         self._open.close()
@@ -94,10 +93,7 @@ class Chunks:
         keys: Keyring,
         writer: Callable[[], Writer],
         scratch: Path,
-        noting: bool = False,
     ) -> None:
-        """If `noting`, it is kept what hash the remote is to have of each chunk (`proofs`)."""
-        self._noting = noting
         self._remote = remote
         self._state = state
         self._keys = keys
@@ -117,25 +113,25 @@ class Chunks:
         """Begin a chunk that is not compressed: with the number of the chunk `again`, if given."""
         writer = self._writer()
         own = again.startswith(f"{writer}/")
-        return self._begin(writer, _parse(again)[1].seq if own else self._next_seq(), "raw")
+        return self._begin(writer, parse(again)[1].seq if own else self._next_seq(), "raw")
 
     def _begin(self, writer: Writer, seq: int, codec: str) -> Draft:
         header = self._keys.sealer.chunk_header(writer, seq, codec)
-        kind = self._remote().hash_type() if self._noting else ""
-        other = "" if kind == "sha256" else kind  # that is in its name
-        return Draft(self._scratch / f"{seq:012d}-chunk", writer, seq, header, other)
+        kind = self._remote().hash_kind()
+        # The name has the SHA-256 of it.
+        kind = "" if kind == "sha256" else kind
+        return Draft(self._scratch / f"{seq:012d}-chunk", writer, seq, header, kind)
 
     def send(self, draft: Draft) -> str:
         """Upload a chunk whose bytes are all written; return the name that a piece gives it."""
         with draft:
-            if draft.kind:
-                self._state.run(
-                    "INSERT OR REPLACE INTO sums (chunk, kind, sum) VALUES (?, ?, ?)",
-                    draft.name,
-                    draft.kind,
-                    draft.sum,
-                )
             self._remote().upload(draft.file, draft.name)
+        if draft.other_digest:
+            self._state.run(
+                "INSERT OR REPLACE INTO proofs (object, digest) VALUES (?, ?)",
+                draft.name,
+                draft.other_digest,
+            )
         return draft.name
 
     def send_all(self, drafts: Iterable[Draft]) -> Iterator[str]:
@@ -188,7 +184,7 @@ class Chunks:
 
     def _fetch(self, made: list[Path], path: str) -> Path:
         """Bring a chunk to this disk; return where it is, and add that to `made` before."""
-        _, name = _parse(path)
+        _, name = parse(path)
         target = temporary_beside(self._scratch / str(name))
         made.append(target)
         self._remote().download(path, target, length=name.length)
@@ -197,7 +193,7 @@ class Chunks:
     def _blocks(
         self, path: str, pieces: Sequence[Piece], source: Path, trusting: bool
     ) -> Iterator[Block]:
-        writer, name = _parse(path)
+        writer, name = parse(path)
         with open(source, "rb") as file:
             header = self._keys.sealer.chunk_header(writer, name.seq)
             if trusting and file.read(len(header)) == header:
@@ -229,7 +225,8 @@ def _path_of(piece: Piece) -> str:
     return piece.object
 
 
-def _parse(path: str) -> tuple[Writer, ObjectName]:
+def parse(path: str) -> tuple[Writer, ObjectName]:
+    """Return whose chunk a piece names, and its name. Raises RefusedError when it names none."""
     folder, _, file = path.partition("/")
     writer, name = Writer.parse(folder), ObjectName.parse(file)
     if writer is None or name is None or name.kind is not Kind.CHUNK:

@@ -11,18 +11,16 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.checkpoints import CHECKPOINTS
 from protocol.errors import DataError, RefusedError
 from protocol.logs import one_line
 from protocol.messages import Content, DropFile, Message, PutFile
 from protocol.names import safe_relative
 from protocol.publish import make_dirs, remove_leftovers
 from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
-from syncd.delivery.turns import first_turn, held
 from syncd.delivery.uploads import Source
 from syncd.platform import change_time_ns, folded_onto
 from syncd.rclone.remote import NotFound
@@ -32,6 +30,7 @@ SETTLE_SECONDS = 1.0
 GROWTH = 1.5
 FOLDERS = ("in/artifacts", "store")
 FILES = ("in/checkpoints.json",)
+CHECKPOINTS = "store/checkpoints"
 # Files that grow by appending, by their names: they are sent by their new bytes.
 GROWING_SUFFIXES = (".jsonl", ".log")
 GROWING_PREFIXES = ("events.out.tfevents.",)
@@ -42,6 +41,12 @@ def is_growing(path: str) -> bool:
     """Whether a file is taken, by its name, to grow by appending."""
     name = path.rpartition("/")[2]
     return name.endswith(GROWING_SUFFIXES) or name.startswith(GROWING_PREFIXES)
+
+
+def run_of(path: str) -> str:
+    """Return the run id of which a file is a checkpoint, "" if it is none."""
+    run, slash, _ = path.removeprefix(f"{CHECKPOINTS}/").partition("/")
+    return run if slash and path.startswith(f"{CHECKPOINTS}/") and not is_growing(path) else ""
 
 
 def checked_path(path: str) -> str:
@@ -67,12 +72,14 @@ def inside(root: Path, path: str) -> Path:
 class Found:
     """A regular file, as a walk found it.
 
-    `changed_ns` is when content or mode last changed, by this machine's clock: no program sets it.
+    `changed_ns` is when content, mode or links last changed, by this machine's clock: no program
+    sets it. `made_ns` is the modification time.
     """
 
     path: str
     size: int
     changed_ns: int
+    made_ns: int
     inode: int
     mode: int
 
@@ -82,6 +89,7 @@ class Found:
             path=path,
             size=found.st_size,
             changed_ns=change_time_ns(found),
+            made_ns=found.st_mtime_ns,
             inode=found.st_ino,
             mode=stat.S_IMODE(found.st_mode),
         )
@@ -124,31 +132,21 @@ def walk(root: Path, below: str, problems: dict[str, str]) -> Iterator[Found]:
                 problems[one_line(path)] = LEFT_OUT
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SentFile:
-    """A file of this end as it was looked at last: its content is on the remote, or in `pack`, the
-    number of the pack that names it; 0 when it is still to be named."""
-
-    path: str
-    size: int
-    sha256: str
-    made: float
-    pack: int
-
-
 class LocalFiles:
-    """Files of this end that go to the other."""
+    """Files of this end that go to the other.
+
+    A scan also finds what others send: names of files that grow, in `growing`, and checkpoints.
+    """
 
     def __init__(self, state: State, root: Path, contents: Contents) -> None:
         self._state = state
         self._root = root
         self._contents = contents
         self.growing: list[str] = []
+        self.checkpoints: list[Found] = []
         self.problems: dict[str, str] = {}
         self.unsettled = False  # whether the last scan left files for the next one
         self._failed = False  # whether there were some that it could not bring
-        # Whether a file that is gone here is to stay on the remote for now.
-        self.is_needed: Callable[[str], bool] = lambda path: False
         self._uploading = 0  # bytes of what a scan has found and is bringing to the remote
 
     def scan(self, is_final: Callable[[str], bool] = lambda path: False) -> bool:
@@ -158,6 +156,7 @@ class LocalFiles:
         waits for the next scan; one that cannot be read is named in `problems`; the rest go on.
         """
         growing: list[str] = []
+        checkpoints: list[Found] = []
         self.unsettled = False
         seen: set[str] = set()
         problems: dict[str, str] = {}
@@ -166,6 +165,9 @@ class LocalFiles:
             seen.add(found.path)
             try:
                 checked_path(found.path)
+                if run_of(found.path):
+                    checkpoints.append(found)
+                    continue
                 final = is_final(found.path)
                 if is_growing(found.path):
                     growing.append(found.path)
@@ -176,15 +178,13 @@ class LocalFiles:
                     changed.append(found)
             except RefusedError as error:
                 problems[one_line(found.path)] = f"not sent: {error}"
-        now, later = first_turn(changed)
-        self.unsettled |= bool(later)
         self._uploading, self._contents.uploaded = sum(found.size for found in changed), 0
         try:
-            news = self._bring(now, problems)
+            news = self._bring(changed, problems)
         finally:
             self._uploading = 0
         self._failed = any(why != LEFT_OUT for why in problems.values())
-        self.growing, self.problems = growing, problems
+        self.growing, self.checkpoints, self.problems = growing, checkpoints, problems
         with self._state.transaction():
             for found, sha256 in news:
                 self._note(found, sha256)
@@ -230,40 +230,25 @@ class LocalFiles:
 
         A file is hashed while those before it are on their way.
         """
-        checkpoints = [found.path for found in changed if found.path.startswith(CHECKPOINTS)]
-        with held(self._root / path for path in checkpoints) as readable:
-            return self._bring_as(changed, readable, problems)
-
-    def _bring_as(
-        self, changed: Sequence[Found], readable: Mapping[Path, Path], problems: dict[str, str]
-    ) -> list[tuple[Found, str]]:
-        """Bring files that are read by other paths than theirs, where `readable` has one."""
         hashed: list[tuple[Found, str]] = []
-        names: dict[Path, str] = {}
 
         def sources() -> Iterator[Source]:
             for found in changed:
-                path = readable.get(self._root / found.path, self._root / found.path)
-                names[path] = found.path
+                path = self._root / found.path
                 try:
                     sha256 = file_sha256(path, found.size)
-                except FileNotFoundError:
-                    continue  # removed since, and so not wanted any more
                 except OSError as error:
                     problems[one_line(found.path)] = f"not sent: {error}"
                     continue
                 hashed.append((found, sha256))
-                # What holds a checkpoint is looked for on the remote, so it is in chunks alone.
-                if found.size > INLINE_BYTES or found.path.startswith(CHECKPOINTS):
+                if found.size > INLINE_BYTES:
                     awaited = found.path.startswith("in/") and not is_growing(found.path)
                     yield Source(path=path, sha256=sha256, size=found.size, awaited=awaited)
 
         failed = self._contents.upload(sources())
         for path, error in failed.items():
-            told = str(error).replace(str(path), names[path])
-            problems[one_line(names[path])] = f"not sent: {told}"
-        lost = {names[path] for path in failed}
-        return [each for each in hashed if each[0].path not in lost]
+            problems[one_line(path.relative_to(self._root).as_posix())] = f"not sent: {error}"
+        return [each for each in hashed if self._root / each[0].path not in failed]
 
     def _note(self, found: Found, sha256: str) -> None:
         self._state.run(
@@ -278,29 +263,17 @@ class LocalFiles:
 
     def _note_gone(self, seen: set[str]) -> bool:
         rows = self._state.rows("SELECT path FROM local_files WHERE sha256 != ''")
-        # What lies in a folder that cannot be read may well be there.
-        unread = tuple(f"{path}/" for path in self.problems)
-        gone = [path for (path,) in rows if path not in seen and not path.startswith(unread)]
-        gone = [path for path in gone if not self.is_needed(path)]
+        gone = [path for (path,) in rows if path not in seen and not self.is_unread(path)]
         for path in gone:
             self._state.run("UPDATE local_files SET sha256 = '', sent = 0 WHERE path = ?", path)
         return bool(gone)
 
-    def below(self, folder: str) -> list[SentFile]:
-        """Return the files below a folder, whose path ends in a slash, as they are known."""
-        rows = self._state.rows(
-            "SELECT path, size, sha256, changed_ns, sent FROM local_files"
-            " WHERE path >= ? AND path < ? AND sha256 != ''",
-            folder,
-            f"{folder[:-1]}0",  # the character after the slash
-        )
-        return [
-            SentFile(path=path, size=size, sha256=sha256, made=changed_ns / 1e9, pack=sent)
-            for path, size, sha256, changed_ns, sent in rows
-        ]
+    def is_unread(self, path: str) -> bool:
+        """Whether a file may well be there: it lies in a folder that cannot be read."""
+        return path.startswith(tuple(f"{each}/" for each in self.problems))
 
-    def collect(self, budget: int, pack: int = 1) -> list[Message]:
-        """Return messages for files that are ready, and mark them as sent in this pack."""
+    def collect(self, budget: int) -> list[Message]:
+        """Return messages for files that are ready, and mark them as sent."""
         messages: list[Message] = [*self._contents.coming()]
         rows = self._state.rows(
             "SELECT path, size, mode, sha256 FROM local_files WHERE sent = 0 ORDER BY rowid"
@@ -317,39 +290,35 @@ class LocalFiles:
                 self._state.run("DELETE FROM local_files WHERE path = ?", path)
                 continue
             messages += [content, PutFile(path=path, size=size, mode=mode, sha256=sha256)]
-            self._state.run("UPDATE local_files SET sent = ? WHERE path = ?", pack, path)
+            self._state.run("UPDATE local_files SET sent = 1 WHERE path = ?", path)
             budget -= 512 + len(content.blob)
         return messages
 
-    def pack_up(self) -> None:
-        """Bring to the remote as chunks what a state has to repeat, and forget what it has not."""
+    def live(self) -> Iterator[tuple[str, Path]]:
+        """Yield the contents that this end stands for, with their files."""
         rows = self._state.rows("SELECT path, sha256 FROM local_files WHERE sha256 != ''")
-        self._contents.pack_up((str(sha256), self._root / path) for path, sha256 in rows)
+        return ((str(sha256), self._root / path) for path, sha256 in rows)
 
     def restate(self) -> list[Message]:
         """Return messages for all files that were sent."""
         messages: list[Message] = []
         for path, size, mode, sha256 in self._state.rows(
-            "SELECT path, size, mode, sha256 FROM local_files WHERE sent > 0 AND sha256 != ''"
+            "SELECT path, size, mode, sha256 FROM local_files WHERE sent = 1 AND sha256 != ''"
         ):
             content = self._contents.again(sha256, size)
             if content is not None:
                 messages += [content, PutFile(path=path, size=size, mode=mode, sha256=sha256)]
         return messages
 
-    def objects(self) -> set[str]:
-        """Return the chunks that hold contents of files, as pieces name them."""
-        return self._contents.objects()
-
     def send_again(self, lost: Collection[str]) -> None:
-        """Take files of which the contents lay in these chunks for new ones."""
-        for sha256 in self._contents.lose(lost):
+        """Take files of which these contents were lost for new ones."""
+        for sha256 in lost:
             self._state.run("DELETE FROM local_files WHERE sha256 = ?", sha256)
 
-    def covers(self, paths: Collection[str]) -> bool:
-        """Whether each of these files has been sent by this end, or is gone from it."""
-        sent = {path for (path,) in self._state.rows("SELECT path FROM local_files WHERE sent > 0")}
-        return all(path in sent or not (self._root / path).exists() for path in paths)
+    def said(self) -> set[str]:
+        """Paths of the files that were said."""
+        rows = self._state.rows("SELECT path FROM local_files WHERE sent = 1 AND sha256 != ''")
+        return {str(path) for (path,) in rows}
 
     def waiting(self, prefixes: tuple[str, ...]) -> bool:
         """Whether a file of which the path begins so is ready, and was not said yet."""
@@ -371,8 +340,16 @@ class RemoteFiles:
     """Files of the other end, or of predecessors, that are put in place at this end."""
 
     def __init__(
-        self, state: State, root: Path, contents: Contents, wanted: Callable[[str], bool]
+        self,
+        state: State,
+        root: Path,
+        contents: Contents,
+        wanted: Callable[[str], bool],
+        *,
+        placed: Callable[[str], None] = lambda sha256: None,
     ) -> None:
+        """`placed` is called with the hash of each content that has come whole."""
+        self._placed = placed
         self._state = state
         self._root = root
         self._contents = contents
@@ -426,12 +403,17 @@ class RemoteFiles:
         """Paths of wanted files that are not in place yet."""
         return [path for (path,) in self._state.rows(_MISSING)]
 
-    def fetch(self) -> bool:
+    def fetch(self, *, sparing: bool = False) -> bool:
         """Put wanted files in place; return whether all are. What fails is kept in `problems`.
 
-        Raises RemoteError when the remote cannot be reached.
+        If `sparing`, what is there already stays: it was made here since. Raises RemoteError when
+        the remote cannot be reached.
         """
         for path in self.missing():
+            if sparing and (self._root / path).exists():
+                self._state.run("UPDATE remote_files SET here = 1 WHERE path = ?", path)
+                self.problems.pop(path, None)
+                continue
             row = self._state.row(
                 "SELECT size, mode, sha256 FROM remote_files WHERE path = ?", path
             )
@@ -445,6 +427,7 @@ class RemoteFiles:
                 continue
             self.problems.pop(path, None)
             with self._state.transaction():
+                self._placed(sha256)
                 self._state.run(
                     "UPDATE remote_files SET here = 1 WHERE path = ? AND sha256 = ?", path, sha256
                 )

@@ -132,10 +132,10 @@ class Link:
             keys=self.keys,
             writer=lambda: self.writer,
             scratch=scratch,
-            noting=role is Role.WORKER,
         )
         # When something other than acknowledgements and heartbeats last came or went.
         self.last_news = time.monotonic()
+        self.last_heard = -math.inf  # when a pack or a state was last applied
         self._ack_due: float | None = None
         self._not_acked = 0
         self._unchallenged = 0
@@ -233,7 +233,7 @@ class Link:
         """Packs that were sent and are not on the remote, nor stood for by a state there."""
         base = max((n.seq for n in names if n.kind is Kind.STATE), default=0)
         packs = {n.seq for n in names if n.kind is Kind.PACK}
-        return set(range(base + 1, self.sent() + 1)) - packs
+        return set(range(base + 1, self._sent() + 1)) - packs
 
     @property
     def joined(self) -> bool:
@@ -272,7 +272,7 @@ class Link:
         """
         own = self.peers.own()
         known = {own, *self.peers.known(Role.CONTROLLER), *self.peers.known(Role.WORKER)}
-        sent = self.sent()
+        sent = self._sent()
         clear = True
         for entry in self._all_folders() if thorough else self.remote.list(""):
             writer = Writer.parse(entry.name) if entry.is_dir else None
@@ -313,14 +313,14 @@ class Link:
         """The number of the newest pack that was made."""
         return int(self.state.get("seq", 0))
 
-    def sent(self) -> int:
+    def _sent(self) -> int:
         """Up to which pack all are on the remote."""
         row = self.state.row("SELECT MIN(seq) FROM outbox")
         return int(row[0]) - 1 if row and row[0] is not None else self.last_seq()
 
     def progress(self) -> tuple[int, int]:
         """Return what changes whenever something of what waits has reached the remote."""
-        return self.sent(), int(self.state.get("chunk_seq", 0))
+        return self._sent(), int(self.state.get("chunk_seq", 0))
 
     def _hello_in(self, writer: Writer, names: Sequence[ObjectName]) -> Hello | None:
         for name in names:
@@ -430,6 +430,7 @@ class Link:
     def _owe_ack(self, messages: Sequence[Message]) -> None:
         """Acknowledge these soon: at once a new writer, which is what fences the one before."""
         kinds, now = {message.type for message in messages}, time.monotonic()
+        self.last_heard = now
         if kinds <= {"ack"}:
             return
         self._not_acked += 1

@@ -11,19 +11,22 @@ Logs first, then results and the journal, then the status, then files. Two rules
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from protocol.journal import JournalRecord
 from protocol.messages import Append, Journal, Message, RunEnded
 from protocol.names import shell_number
 from protocol.paths import Layout
 from protocol.states import State as CommandState
-from syncd.delivery.files import FILES, LocalFiles
+from syncd.delivery.checkpoints import Checkpoints
+from syncd.delivery.contents import Contents
+from syncd.delivery.files import LocalFiles
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
 from syncd.holes import held
@@ -49,6 +52,8 @@ class WorkerOutgoing:
         tails: Tails,
         unacked: Unacked,
         local: LocalFiles,
+        checkpoints: Checkpoints,
+        contents: Contents,
         put_chunk: Callable[[bytes], str],
     ) -> None:
         self._layout = layout
@@ -58,6 +63,8 @@ class WorkerOutgoing:
         self._tails = tails
         self._unacked = unacked
         self._local = local
+        self._checkpoints = checkpoints
+        self._contents = contents
         self._put_chunk = put_chunk
         self._scans = (0, 0)
         self._lock = threading.Lock()
@@ -79,11 +86,22 @@ class WorkerOutgoing:
             self._scans = (self._scans[0], self._scans[0])
         return news or bool(self.held())
 
+    def bring_checkpoints(self) -> bool:
+        """Bring checkpoints to the remote that the last scan has found; return whether there is
+        news."""
+        return self._checkpoints.bring(self._local.checkpoints, self._local.is_unread)
+
+    def is_unsettled(self) -> bool:
+        """Whether files that have just changed wait to be looked at again."""
+        return self._local.unsettled or self._checkpoints.unsettled
+
+    def covers(self, paths: Collection[str]) -> bool:
+        """Whether each of these files has been said by this end, or is gone from it."""
+        said = self._local.said() | self._checkpoints.said()
+        return all(path in said or not (self._layout.root / path).exists() for path in paths)
+
     def _is_over(self, path: str) -> bool:
-        """Whether nobody is writing to a file: the run that it belongs to has ended, or it is ours
-        and published whole."""
-        if path in FILES:
-            return True
+        """Whether the run that a file belongs to has ended, so that the file is final."""
         parts = path.split("/")
         return len(parts) > 3 and parts[:2] == ["in", "artifacts"] and parts[2] in self._after_scan
 
@@ -112,7 +130,9 @@ class WorkerOutgoing:
             messages += appends
             budget -= sum(len(message.blob) for message in appends)
         self._count_down(messages)
-        return [*messages, *self._local.collect(budget, seq), *self._ready(candidates)]
+        messages += self._local.collect(budget)
+        messages += self._checkpoints.collect(seq, budget)
+        return [*messages, *self._ready(candidates)]
 
     def growing(self) -> list[str]:
         """Paths of growing files, logs first."""
@@ -134,7 +154,7 @@ class WorkerOutgoing:
         return record is not None and record.state is CommandState.ENDED and self.is_said(record)
 
     def problems(self) -> dict[str, str]:
-        """What is wrong with growing files: path → why."""
+        """What is wrong with files: path → why."""
         for path in self._log_paths():
             self._too_large.pop(path, None)
             with contextlib.suppress(OSError):  # then it is among the files that cannot be read
@@ -142,16 +162,19 @@ class WorkerOutgoing:
                 if size > 2 * LOG_BUDGET:
                     why = "its file system does not let the beginning of a file be freed"
                     self._too_large[path] = f"holds {size >> 20} MiB, more than its budget: {why}"
-        return self._tails.problems() | self._too_large
+        wrong = self._local.problems | self._checkpoints.problems
+        return self._tails.problems() | self._too_large | wrong
 
     def unsent(self) -> int:
         """How many bytes were not collected yet."""
-        return sum(self._tails.behind(path) for path in self.growing()) + self._local.unsent()
+        files = self._local.unsent() + self._checkpoints.unsent()
+        return sum(self._tails.behind(path) for path in self.growing()) + files
 
     def is_behind(self) -> bool:
         """Whether something was not collected yet, as far as the last scan of files saw."""
         records = self.has_records() or bool(self.held())
-        return records or self.unsent() > 0 or self._local.is_behind()
+        files = self._local.is_behind() or self._checkpoints.is_behind()
+        return records or self.unsent() > 0 or files
 
     def is_said(self, record: JournalRecord) -> bool:
         """Whether a record was collected."""
@@ -163,12 +186,14 @@ class WorkerOutgoing:
     def pack_up(self, acked: int) -> None:
         """See `link.Outgoing`."""
         self._unacked.pack_up(acked, self._put_chunk)
-        self._local.pack_up()
+        self._contents.pack_up(itertools.chain(self._local.live(), self._checkpoints.live()))
+        self._checkpoints.look_again()
 
     def restate(self) -> list[Message]:
         """See `link.Outgoing`."""
         held, sent = set(self.held()), int(self._state.get("journal_sent", 0))
-        messages: list[Message] = [*self._local.restate(), *self._unacked.restate()]
+        files = [*self._local.restate(), *self._checkpoints.restate()]
+        messages: list[Message] = [*files, *self._unacked.restate()]
         for place, record in self._journal.since(0, sys.maxsize):
             if place <= sent and place not in held:
                 messages += self._said(record)
@@ -180,11 +205,13 @@ class WorkerOutgoing:
 
     def kept_objects(self) -> set[str]:
         """See `link.Outgoing`."""
-        return self._unacked.objects() | self._local.objects()
+        return self._unacked.objects() | self._contents.objects()
 
     def make_again(self, lost: set[str]) -> None:
         """See `link.Outgoing`."""
-        self._local.send_again(lost)
+        contents = self._contents.lose(lost)
+        self._local.send_again(contents)
+        self._checkpoints.send_again(contents)
         self._unacked.lose(lost)
 
     def _said(self, record: JournalRecord) -> list[Message]:

@@ -1,138 +1,167 @@
-"""Whether chunks of this end are really on the remote, as they were sent.
+"""Which chunks are really on the remote, and how that is known.
 
-An upload that was reported as done may have come to nothing. What vouches for a chunk is the
-remote's own hash of it; or the controller, where it has the remote on its disk; or, where neither
-is to be had, the bytes themselves, fetched again. What was found is kept in the state.
+An upload that succeeded is no proof: it says that somebody took the bytes. A chunk is proved when
+the remote's own hash of it is right, when the controller has found it whole on its own disk and
+says so, or when it was read back. Where there are several remotes, that is asked of the anchor.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable
+from enum import StrEnum
 from pathlib import Path
 
-from protocol.checkpoints import Proof
 from protocol.errors import DataError
 from protocol.publish import temporary_beside
-from protocol.wire import ObjectName
+from syncd.delivery.chunks import parse
+from syncd.rclone.profiles import BRIDGE
 from syncd.rclone.remote import NotFound, Remote
 from syncd.state import State
 
-log = logging.getLogger("syncd")
+# How long the controller, which has the bridge's objects on its disk, is waited for: after it was
+# last heard, and at most.
+SILENT_SECONDS = 120.0
+WAIT_SECONDS = 600.0
+# Where others copy chunks to the anchor, one that is not whole there may be on its way for so long.
+COPY_SECONDS = 60.0
+# So many chunks are read back in one round.
+READS_A_ROUND = 4
+READ_BACK = "read back"
 
-# How long the word of a controller that has the remote on its disk is waited for: to fetch a chunk
-# again costs the line of the laptop, and is done when it stays silent.
-PATIENCE_SECONDS = 600.0
+
+class Step(StrEnum):
+    """What is next to be done about a chunk that is not proved."""
+
+    ASK = "ask"
+    WAIT = "wait"
+    READ = "read"
 
 
-def proof_to_seek(*, hashed: bool, vouched: bool, waited: float) -> Proof | None:
-    """Return how to find out whether a chunk is whole; None to wait for the controller's word.
+def next_step(*, has_hash: bool, hosted: bool, waited: float, silent: float) -> Step:
+    """Return how to find out about a chunk.
 
-    `hashed`: the remote takes a hash that is known of the chunk. `vouched`: the controller has the
-    remote on its disk and looks for itself. `waited`: for how many seconds the chunk was there.
+    `has_hash`: the remote has a hash of it that this end knows too. `hosted`: the controller may
+    have it on its own disk. `waited`: seconds since it could know of it; `silent`: since it was
+    heard. Reading back costs as much as sending did, of the same person's line.
     """
-    if hashed:
-        return Proof.HASH
-    if vouched and waited < PATIENCE_SECONDS:
-        return None
-    return Proof.READ_BACK
+    if has_hash:
+        return Step.ASK
+    if hosted and waited < WAIT_SECONDS and min(waited, silent) < SILENT_SECONDS:
+        return Step.WAIT
+    return Step.READ
 
 
 class Proofs:
-    """Those of one end. Safe to use from several threads, of which one checks."""
+    """Those of one end's chunks. Safe to use from several threads."""
 
-    def __init__(self, state: State, remote: Callable[[], Remote], scratch: Path) -> None:
+    def __init__(
+        self, state: State, remote: Callable[[], Remote], scratch: Path, heard: Callable[[], float]
+    ) -> None:
+        """`heard` tells when the other end was last heard, by the monotonic clock."""
         self._state = state
         self._remote = remote
         self._scratch = scratch
-        self._met: dict[str, float] = {}  # chunks that wait, and since when
+        self._heard = heard
+        self._since: dict[str, float] = {}  # for which chunks a proof is wanted, and since when
+        self._no_hash: set[str] = set()  # chunks of which the remote has none, against its kind
+        self._not_whole: dict[str, float] = {}  # chunks that were not, and since when
 
-    def note(self, chunks: Iterable[str], proof: Proof) -> None:
-        """Take chunks for whole. The first proof of a chunk stays."""
+    def how(self, objects: Collection[str]) -> str:
+        """Return how these chunks are proved, in words; "" when one of them is not."""
+        found = set()
+        for path in objects:
+            row = self._state.row("SELECT how FROM proofs WHERE object = ?", path)
+            if row is None or not row[0]:
+                return ""
+            found.add(str(row[0]))
+        return ", ".join(sorted(found))
+
+    def note(self, objects: Iterable[str], how: str) -> None:
+        """Take chunks for proved."""
+        for path in objects:
+            self._since.pop(path, None)
+            self._state.run(
+                "INSERT INTO proofs (object, how) VALUES (?, ?)"
+                " ON CONFLICT (object) DO UPDATE SET how = excluded.how",
+                path,
+                how,
+            )
+
+    def keep_only(self, objects: Collection[str]) -> None:
+        """Forget all other chunks."""
         with self._state.transaction():
-            for chunk in chunks:
-                self._state.run("INSERT OR IGNORE INTO sums (chunk) VALUES (?)", chunk)
-                self._state.run(
-                    "UPDATE sums SET proof = ?, since = ? WHERE chunk = ? AND proof = ''",
-                    str(proof),
-                    time.time(),
-                    chunk,
-                )
+            for (path,) in self._state.rows("SELECT object FROM proofs"):
+                if path not in objects:
+                    self._state.run("DELETE FROM proofs WHERE object = ?", path)
+        self._since = {path: since for path, since in self._since.items() if path in objects}
 
-    def of(self, chunk: str) -> tuple[Proof, float] | None:
-        """Return how, and since when, a chunk is known to be whole; None when it is not."""
-        row = self._state.row("SELECT proof, since FROM sums WHERE chunk = ?", chunk)
-        return (Proof(row[0]), float(row[1])) if row and row[0] else None
+    def find(self, wanted: Iterable[str]) -> tuple[set[str], bool]:
+        """Try to prove chunks, in this order; return which are wrong on the remote, and whether
+        there is more to do at once. May take long.
 
-    def check(self, chunks: Iterable[str]) -> set[str]:
-        """Look for those of these chunks that are not proved yet; return which are damaged.
-
-        May take long. Raises RemoteError when the remote cannot be reached.
+        Raises RemoteError when the remote cannot be reached.
         """
-        damaged = set()
-        waiting = [chunk for chunk in chunks if self.of(chunk) is None]
-        now = time.monotonic()
-        self._met = {chunk: self._met.get(chunk, now) for chunk in waiting}
-        for chunk in waiting:
-            if self._is_damaged(chunk, now - self._met[chunk]):
-                log.warning("%s is not on the remote as it was sent: it is sent again", chunk)
-                damaged.add(chunk)
-        return damaged
+        remote, now, left = self._remote().anchor(), time.monotonic(), READS_A_ROUND
+        kind, hosted = remote.hash_kind(), remote.profile() is BRIDGE
+        wrong: set[str] = set()
+        for path in wanted:
+            digest = self._digest(path, kind) if path not in self._no_hash else ""
+            waited = now - self._since.setdefault(path, now)
+            silent = now - self._heard()
+            step = next_step(has_hash=bool(digest), hosted=hosted, waited=waited, silent=silent)
+            if step is Step.WAIT:
+                continue
+            if step is Step.READ:
+                if left == 0:
+                    return wrong, True
+                left -= 1
+            try:
+                right = self._ask(remote, path, kind, digest) if digest else self._read(path)
+            except NotFound:
+                continue  # not listed yet, or not copied there; what is lost is made again
+            if right is False and self._is_lasting(path, copied=remote is not self._remote()):
+                wrong.add(path)
+        return wrong, False
 
-    def _is_damaged(self, chunk: str, waited: float) -> bool:
-        """Look whether a chunk is whole, and note it if so; return whether it surely is not."""
-        remote = self._remote()
-        kind, expected = remote.hash_type(), self._expected(chunk, remote.hash_type())
-        vouched = remote.profile().vouched
-        proof = proof_to_seek(hashed=bool(expected), vouched=vouched, waited=waited)
-        if proof is None:
+    def _is_lasting(self, path: str, *, copied: bool) -> bool:
+        """Whether a chunk that is not whole is so for good, and not on its way there."""
+        since = self._not_whole.setdefault(path, time.monotonic())
+        if copied and time.monotonic() - since < COPY_SECONDS:
             return False
-        try:
-            found = remote.hash_of(chunk, kind) if proof is Proof.HASH else ""
-            if not found:  # the remote has none of this file, or of any
-                proof, expected = Proof.READ_BACK, _name(chunk).sha256
-                found = self._read_back(chunk)
-        except NotFound:
-            return False  # listed late, or gone, which `Link.mend` finds out
-        if found == expected:
-            self.note([chunk], proof)
-        return found != expected
+        del self._not_whole[path]
+        return True
 
-    def _expected(self, chunk: str, kind: str) -> str:
-        """Return the hash of this kind that a chunk must have; "" when it is not known."""
+    def _digest(self, path: str, kind: str) -> str:
+        """The hash of a chunk as it was sent; "" when it is not known."""
         if kind == "sha256":
-            return _name(chunk).sha256
-        row = self._state.row("SELECT sum FROM sums WHERE chunk = ? AND kind = ?", chunk, kind)
-        return str(row[0]) if row else ""
+            return parse(path)[1].sha256
+        row = self._state.row("SELECT digest FROM proofs WHERE object = ?", path)
+        known, _, digest = str(row[0]).partition(":") if row else ("", "", "")
+        return digest if kind and known == kind else ""
 
-    def _read_back(self, chunk: str) -> str:
-        name = _name(chunk)
+    def _ask(self, remote: Remote, path: str, kind: str, digest: str) -> bool | None:
+        """Whether the remote's hash of a chunk is right; None when it has none after all."""
+        found = remote.hash_of(path, kind)
+        if not found:
+            self._no_hash.add(path)
+            return None
+        if found == digest:
+            self.note([path], f"the remote's {kind}")
+        return found == digest
+
+    def _read(self, path: str) -> bool:
+        _, name = parse(path)
         target = temporary_beside(self._scratch / str(name))
         try:
-            self._remote().download(chunk, target, length=name.length)
-            return hash_of_file(target)
+            self._remote().anchor().download(path, target, length=name.length)
+            with open(target, "rb") as file:
+                right = hashlib.file_digest(file, "sha256").hexdigest() == name.sha256
         except DataError:
-            return "cut short"
+            return False
         finally:
             target.unlink(missing_ok=True)
-
-    def keep_only(self, chunks: Collection[str]) -> None:
-        """Forget what is known of all others, which are not needed any more."""
-        known = {str(chunk) for (chunk,) in self._state.rows("SELECT chunk FROM sums")}
-        with self._state.transaction():
-            for chunk in known - set(chunks):
-                self._state.run("DELETE FROM sums WHERE chunk = ?", chunk)
-
-
-def _name(chunk: str) -> ObjectName:
-    name = ObjectName.parse(chunk.rpartition("/")[2])
-    assert name is not None  # a piece of ours names it
-    return name
-
-
-def hash_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file that others may take away. Raises OSError."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if right:
+            self.note([path], READ_BACK)
+        return right

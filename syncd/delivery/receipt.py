@@ -16,6 +16,7 @@ from protocol.messages import (
     RunEnded,
     Snapshot,
     StatusReport,
+    Stored,
 )
 from protocol.names import SHELL_STAGE, RunId
 from protocol.queue import RunCommand, ShellCommand, parse_command
@@ -24,6 +25,7 @@ from protocol.schema import decode
 from protocol.snapshots import decode_snapshot
 from protocol.status import Status
 from protocol.wire import Role, Writer
+from syncd.delivery.chunks import parse
 
 
 def check(message: Message) -> None:
@@ -36,6 +38,9 @@ def check(message: Message) -> None:
         _check_run(message.record)
     elif isinstance(message, Snapshot):
         decode_snapshot(message)
+    elif isinstance(message, Stored):
+        for path in message.objects:
+            parse(path)
     elif isinstance(message, StatusReport):
         try:
             decode(Status, message.status)

@@ -1,75 +1,97 @@
-"""The controller's word for chunks of the worker that it has on its own disk.
+"""The controller's word that it has the worker's chunks: where the remote is a folder on its disk.
 
-Where the controller's remote is a folder there (the bridge serves it), it hashes what holds the
-worker's checkpoints: so the worker need not fetch it again to know that it is whole.
+A bridge keeps no hashes, and to read a checkpoint back over it would cost the line that it came by.
+So the controller, which has the objects at hand, takes the hash of each chunk once, and says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from protocol.checkpoints import CHECKPOINTS
-from protocol.messages import Stored
-from protocol.wire import ObjectName
-from syncd.delivery.proofs import hash_of_file
+from protocol.messages import Content, Stored
+from protocol.wire import Role
+from syncd.delivery.chunks import parse
 from syncd.state import State
 
-# In the state: chunks that are whole, and how many of them, the first, were said.
-STORED, SAID = "stored chunks", "stored chunks said"
-# In SQL: the chunks that hold the worker's checkpoints, as far as was heard.
-_HOLDING = (
-    "SELECT DISTINCT json_extract(value, '$.object') FROM remote_files"
-    " JOIN contents USING (sha256), json_each(pieces)"
-    " WHERE remote_files.path >= ? AND remote_files.path < ? ORDER BY 1"
-)
+log = logging.getLogger("syncd")
+
+AT_ONCE = 500  # chunks in one message
+# Steps of a chunk.
+LOOK, RIGHT, SAID = range(3)
 
 
 class StoredChunks:
-    """What this controller has found to be whole. One thread looks, another collects."""
+    """The worker's chunks that are on this disk. Its cursors are in the state."""
 
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def look(self, folder: Path) -> bool:
-        """Hash what is new of the worker's checkpoints below `folder`, the remote; may take long.
+    def expect(self, content: Content) -> None:
+        """Have the chunks of a content looked at. Raises RefusedError when a piece names none.
 
-        Returns whether there is something to be said. What is missing or damaged is passed over:
-        it may be arriving, and the worker hears nothing of it.
+        Call it inside a transaction.
         """
-        below = CHECKPOINTS.removesuffix("/")
-        holding = [str(c) for (c,) in self._state.rows(_HOLDING, f"{below}/", f"{below}0")]
-        known = set(self._state.get(STORED, []))
-        whole = [chunk for chunk in holding if chunk not in known and _is_whole(folder, chunk)]
-        with self._state.transaction():
-            kept, said = self._split(set(holding))
-            self._state.put(STORED, [*kept, *whole])
-            self._state.put(SAID, said)
-        return said < len(kept) + len(whole)
+        if sum(piece.length for piece in content.pieces) < content.size:
+            return  # it is still being sent
+        for path in {piece.object for piece in content.pieces}:
+            if parse(path)[0].role is Role.WORKER:
+                self._state.run("INSERT OR IGNORE INTO stored VALUES (?, ?)", path, LOOK)
 
-    def _split(self, needed: set[str]) -> tuple[list[str], int]:
-        """Return what is known and still needed, and how many of these were said."""
-        known, said = self._state.get(STORED, []), int(self._state.get(SAID, 0))
-        kept = [chunk for chunk in known if chunk in needed]
-        return kept, sum(chunk in needed for chunk in known[:said])
+    def look(self, folder: Path | None) -> bool:
+        """Look at the chunks that are new, in the remote's folder on this disk; may take long.
 
-    def collect(self) -> list[Stored]:
-        """Return the message for what was not said yet. Call it inside a transaction."""
-        known, said = self._state.get(STORED, []), int(self._state.get(SAID, 0))
-        if said == len(known):
-            return []
-        self._state.put(SAID, len(known))
-        return [Stored(chunks=tuple(known[said:]))]
+        Returns whether there is something to be said. What is not whole is looked at again.
+        """
+        if folder is None:
+            return False
+        for (path,) in self._state.rows("SELECT object FROM stored WHERE step = ?", LOOK):
+            if _is_whole(folder, path):
+                self._state.run("UPDATE stored SET step = ? WHERE object = ?", RIGHT, path)
+        return self._state.row("SELECT 1 FROM stored WHERE step = ? LIMIT 1", RIGHT) is not None
 
-    def restate(self) -> Iterable[Stored]:
-        """Return the message for all that was said."""
-        said = self._state.get(STORED, [])[: int(self._state.get(SAID, 0))]
-        return [Stored(chunks=tuple(said))] if said else []
+    def collect(self) -> Iterator[Stored]:
+        """Yield what is to be said; call it, and draw from it, inside a transaction."""
+        found = [path for (path,) in self._rows(RIGHT)]
+        if found:
+            self._state.run("UPDATE stored SET step = ? WHERE step = ?", SAID, RIGHT)
+        yield from _messages(found)
+
+    def restate(self) -> Iterator[Stored]:
+        """Yield what was said."""
+        yield from _messages([path for (path,) in self._rows(SAID)])
+
+    def pack_up(self, folder: Path | None) -> None:
+        """Forget the chunks that are not there any more."""
+        if folder is None:
+            return
+        for (path,) in self._state.rows("SELECT object FROM stored"):
+            if not (folder / path).exists():
+                self._state.run("DELETE FROM stored WHERE object = ?", path)
+
+    def _rows(self, step: int) -> list[tuple[str]]:
+        return self._state.rows("SELECT object FROM stored WHERE step = ? ORDER BY object", step)
 
 
-def _is_whole(folder: Path, chunk: str) -> bool:
-    name = ObjectName.parse(chunk.rpartition("/")[2])
+def _messages(paths: list[str]) -> Iterator[Stored]:
+    for at in range(0, len(paths), AT_ONCE):
+        yield Stored(objects=tuple(paths[at : at + AT_ONCE]))
+
+
+def _is_whole(folder: Path, path: str) -> bool:
+    """Whether a chunk is what its name says; it outlives a power cut then."""
+    _, name = parse(path)
     try:
-        return name is not None and hash_of_file(folder / chunk) == name.sha256
-    except OSError:
+        # Some systems write back only what is open for writing.
+        with open(folder / path, "r+b") as file:
+            if os.fstat(file.fileno()).st_size != name.length:
+                return False
+            right = hashlib.file_digest(file, "sha256").hexdigest() == name.sha256
+            os.fsync(file.fileno())
+    except OSError as error:
+        log.debug("chunk %s is not here: %s", path, error)
         return False
+    return right

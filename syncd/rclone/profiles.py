@@ -39,7 +39,6 @@ class Profile:
     `answer_seconds`: how long a call may take before it is made again by a new connection; what is
     always slower is met by more (`rclone.patience`).
     `durable`: whether what was uploaded outlives both ends' machines; not where it may lie on one.
-    `vouched`: the controller has the objects on its own disk, and says which it found whole there.
     """
 
     poll_seconds: float
@@ -50,7 +49,6 @@ class Profile:
     transfers: int = 4
     answer_seconds: float = 10.0
     durable: bool = False
-    vouched: bool = False
 
 
 # A folder on this machine, or one that another program keeps in sync: calls cost nothing, and two
@@ -61,7 +59,7 @@ LOCAL = Profile(poll_seconds=0.25, idle_poll_seconds=5.0, transfers=2)
 # 0.25 s takes half of that on average from a line's 1.0 s. When idle, a listing every 4 s, with
 # heartbeats and all else, stays under 30 calls a minute. Each pack costs about 2.3 KB of HTTP, so a
 # log that floods is gathered for 0.25 s; a single line goes at once.
-BRIDGE = Profile(poll_seconds=0.25, idle_poll_seconds=4.0, gather_seconds=0.25, vouched=True)
+BRIDGE = Profile(poll_seconds=0.25, idle_poll_seconds=4.0, gather_seconds=0.25)
 
 # Someone else's WebDAV, mostly a small PHP server (Nextcloud) that takes 0.1 s and more a call.
 WEBDAV = Profile(poll_seconds=1.0, idle_poll_seconds=15.0, gather_seconds=0.5, durable=True)

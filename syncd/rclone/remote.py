@@ -1,7 +1,7 @@
 """One folder on an rclone remote, and the few things we do there.
 
 Files on it are immutable objects, never overwritten (docs/protocol.md), so nothing here needs a
-modification time, a hash of the remote's, or an atomic replace.
+modification time or an atomic replace; a hash of the remote's spares reading a file back.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ CALL_SECONDS = 120.0
 TRANSFER_SECONDS = 3600.0
 # How many files one call deletes: few enough for its answer to come in time.
 DELETED_AT_ONCE = 50
-# Hashes that tell any accident, the best first.
-HASHES = ("sha256", "sha1", "md5")
 # What means something in rclone's patterns.
 _GLOB, _ESCAPED = re.compile(r"[\\*?\[\]{}]"), r"\\\g<0>"
 _NAMED = re.compile(r"(?P<name>[\w][\w.+@ -]*):")
 _INLINE = re.compile(r":(?P<type>[^,:/\\]+)[,:]")
 _DEEPEST = 8  # remotes that wrap remotes
+# Hashes that a file which was damaged by accident does not share with what it was, the best first.
+_STRONG = ("sha256", "sha1", "md5")
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,15 @@ class Remote(Protocol):
     def profile(self) -> Profile:
         """Return how this remote wants to be used, by its type."""
 
-    def hash_type(self) -> str:
-        """Return the best of HASHES that the remote itself takes of its files; "" for none."""
+    def hash_kind(self) -> str:
+        """Return the strongest hash that the remote has of its files by itself: "sha256", "sha1",
+        "md5" (rclone's and hashlib's names), or "" for none of these."""
 
     def hash_of(self, path: str, kind: str) -> str:
-        """Return the remote's own hash of a file, "" where it has none. Raises NotFound."""
+        """Return that hash of a file, in hexadecimal; "" when the remote has none of this file.
+
+        Raises NotFound.
+        """
 
     def local_path(self) -> Path | None:
         """Return the folder when it lies on this machine, where it can be watched, or None."""
@@ -262,12 +266,16 @@ class RcloneRemote:
     def anchor(self) -> Remote:
         return self
 
-    def hash_type(self) -> str:
-        return next((kind for kind in HASHES if kind in self._info["Hashes"]), "")
+    def hash_kind(self) -> str:
+        return next((kind for kind in _STRONG if kind in (self._info["Hashes"] or ())), "")
 
     def hash_of(self, path: str, kind: str) -> str:
-        answer = self._call("operations/hashsumfile", remote=path, hashType=kind)
-        return str(answer["hash"]).lower()
+        options = {"showHash": True, "hashTypes": [kind], "noModTime": True, "noMimeType": True}
+        item = self._call("operations/stat", remote=path, opt=options).get("item")
+        if item is None:
+            where = f"{shown(self._name)}/{path}"
+            raise NotFound("ask the remote for a hash", path=where, why="it is not there")
+        return str((item.get("Hashes") or {}).get(kind, ""))
 
     def local_path(self) -> Path | None:
         info = self._info

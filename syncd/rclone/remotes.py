@@ -258,23 +258,17 @@ class Remotes:
     def profile(self) -> Profile:
         return self.lanes[self.first].remote.profile()
 
-    def hash_type(self) -> str:
-        """That of the first that answers and has one."""
-        return next(filter(None, (remote.hash_type() for remote in self.each())), "")
+    def hash_kind(self) -> str:
+        """That of the anchor; "" while it does not answer, which holds up no other."""
+        lane = self.lanes[-1]
+        if lane.up:
+            with contextlib.suppress(RemoteError), self._watched(lane) as remote:
+                return remote.hash_kind()
+        return ""
 
     def hash_of(self, path: str, kind: str) -> str:
-        """That of the first which takes this hash: the copy there vouches for all."""
-        last: RemoteError | None = None
-        for lane in self._usable():
-            try:
-                with self._watched(lane) as remote:
-                    if remote.hash_type() == kind:
-                        return remote.hash_of(path, kind)
-            except RemoteError as error:
-                last = error
-        if last:
-            raise last
-        return ""
+        """That of the anchor: what outlives the others is asked."""
+        return self.anchor().hash_of(path, kind)
 
     def local_path(self) -> Path | None:
         """The folder of the first, when it lies on this machine."""

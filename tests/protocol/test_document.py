@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from protocol import errors, names
+from protocol.checkpoints import CheckpointFile
 from protocol.errors import ExitCode, UserError
 from protocol.journal import JournalRecord, fold, parse_journal
 from protocol.logs import LogEnd, LogStart, drop_redraws, parse_log_line
@@ -115,6 +116,7 @@ def test_the_fields_of_every_message_are_those_of_the_code():
     [
         ("`journal.jsonl`", JournalRecord),
         ("`results.json`", RunRecord),
+        ("`checkpoints.json`", CheckpointFile),
         ("`status.txt`", Status),
         ("A stage", StageReport),
     ],

@@ -8,14 +8,13 @@ import hashlib
 from pathlib import Path
 
 from protocol import messages as m
-from protocol.checkpoints import CheckpointFile, CheckpointIndex, Proof
 from protocol.journal import JournalRecord, fold, parse_journal
 from protocol.logs import LogEnd, LogStart, parse_log_line
 from protocol.messages import Message, decode_messages
 from protocol.progress import Progress, read_progress
 from protocol.queue import RunCommand, ShellCommand, StopCommand, parse_queue
 from protocol.results import Artifact, Results, RunRecord, StageReport, read_report
-from protocol.schema import decode, loads
+from protocol.schema import decode
 from protocol.snapshots import decode_snapshot
 from protocol.stages import Resume, Stage, parse_stages
 from protocol.states import Result, State
@@ -162,22 +161,7 @@ def test_the_controllers_second_pack_is_read():
 def test_the_controllers_third_pack_is_read():
     chunk, _ = opened(Kind.CHUNK, 1, WORKER)
     (told,) = decode_messages(opened(Kind.PACK, 3, CONTROLLER)[1])
-    assert told == m.Stored(chunks=(f"{WORKER}/{chunk}",))
-
-
-def test_an_index_of_checkpoints_is_read():
-    first = CheckpointFile(
-        name="5.pt",
-        size=512,
-        sha256=WEIGHTS_SHA256,
-        made=TIME + 20,
-        said=True,
-        proof=Proof.HASH,
-        since=TIME + 25,
-    )
-    second = CheckpointFile(name="10.pt", size=512, sha256="e" * 64, made=TIME + 40)
-    index = decode(CheckpointIndex, loads((V1 / "checkpoints.json").read_bytes()))
-    assert index == CheckpointIndex(runs={RUN: (first, second)})
+    assert told == m.Stored(objects=(f"{WORKER}/{chunk}",))
 
 
 def test_the_controllers_pack_is_read():

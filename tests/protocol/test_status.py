@@ -10,12 +10,12 @@ from protocol.schema import decode
 from protocol.states import Result
 from protocol.status import (
     GONE_AFTER_SECONDS,
-    RISK_SECONDS,
     EndedLine,
     RunningLine,
     Status,
     WaitingLine,
     duration,
+    render_risk,
     render_status,
     shown,
     size,
@@ -66,6 +66,8 @@ def test_everything_that_is_known_is_shown():
                 started=NOW - 65,
                 progress=Progress(step=50, total=100, message="loss 0.3"),
                 last_line="epoch 3",
+                checkpoint="50.pt",
+                at_risk_since=NOW - 61,
             ),
         ),
         waiting=(WaitingLine(number=2, line="run:finetune", why="after pretrain.0001.7f3a"),),
@@ -81,12 +83,20 @@ def test_everything_that_is_known_is_shown():
         "  pretrain.0001.7f3a  for 1 min 5 s, attempt 2",
         "[############------------]  50%  50/100 step  loss 0.3",
         "        epoch 3",
+        "safe up to 50.pt; 1 min 1 s of work at risk",
         "     2  run:finetune                 after pretrain.0001.7f3a",
         "     3  sh: ls                       failed at 2025-11-30T08:00:00Z: exit 2",
         "memory used 40%",
         "to be sent 2.0 KiB, waiting for 5 s",
     ):
         assert part in text.splitlines() or f"        {part}" in text.splitlines()
+
+
+def test_a_run_without_a_safe_checkpoint_says_so_where_it_may_have_one():
+    run = RunningLine(run_id="gate.0001.7f3a", stage="gate", attempt=1, started=NOW - 600)
+    assert render_risk(run, NOW) == ""
+    run = dataclasses.replace(run, at_risk_since=NOW - 600)
+    assert render_risk(run, NOW) == "no safe checkpoint yet; 10 min 0 s of work at risk"
 
 
 NOISE = st.text(max_size=12)
@@ -109,6 +119,8 @@ def test_nothing_that_a_worker_says_breaks_out_of_its_line(noise: str, then: flo
                 started=now,
                 progress=Progress(step=then, total=now, unit=noise, message=noise),
                 last_line=noise,
+                checkpoint=noise,
+                at_risk_since=then,
             ),
         ),
         waiting=(WaitingLine(number=1, line=noise, why=noise),),
@@ -151,27 +163,3 @@ def test_a_long_line_is_shown_short():
 def test_a_shell_command_is_shown_as_its_script():
     assert shown(encode_script("nvidia-smi\n")) == "sh: nvidia-smi"
     assert shown(encode_script("echo " + "a" * 100)) == "sh: echo aaaaaaaaaaaaaaaa..."
-
-
-def told_of_risk(**fields: object) -> list[str]:
-    run = RunningLine(run_id="pretrain.0001.7f3a", stage="pretrain", attempt=1, started=NOW - 900)
-    status = dataclasses.replace(STATUS, running=(dataclasses.replace(run, **fields),))
-    return [line for line in render_status(status, now=NOW).splitlines() if "at risk" in line]
-
-
-def test_the_newest_safe_checkpoint_and_the_work_at_risk_are_told():
-    assert told_of_risk(safe="10.pt", at_risk_since=NOW - 95) == [
-        "        safe up to 10.pt; 1 min 35 s of work at risk"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("since", "told"),
-    [
-        (None, []),
-        (NOW - RISK_SECONDS + 1, []),
-        (NOW - 900, ["        no checkpoint is safe; 15 min 0 s of work at risk"]),
-    ],
-)
-def test_a_run_without_a_safe_checkpoint_is_told_of_once_much_is_at_risk(since, told):
-    assert told_of_risk(at_risk_since=since) == told

@@ -42,6 +42,7 @@ def _visible(layout: Layout) -> Iterator[tuple[Path, Callable[[Path], str]]]:
     yield layout.results, check_results
     yield layout.journal, check_journal
     yield layout.status, check_status
+    yield layout.checkpoint_index, check_json
     yield layout.private / "status.json", check_json
     for folder in (layout.artifacts, layout.store / "checkpoints"):
         for path in folder.glob("*/*.bin"):

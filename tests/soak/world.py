@@ -31,6 +31,7 @@ import protocol.queue
 import syncd.cli
 import syncd.controller
 import syncd.daemon
+import syncd.delivery.checkpoints
 import syncd.delivery.files
 import syncd.delivery.link
 import syncd.show
@@ -55,6 +56,7 @@ HASTE = {
     },
     syncd.delivery.link: {"ACK_SECONDS": 0.05},
     syncd.delivery.files: {"SETTLE_SECONDS": 0.2},
+    syncd.delivery.checkpoints: {"SETTLE_SECONDS": 0.2},
     syncd.controller: {"DEBOUNCE_SECONDS": 0.05, "SERVE_SCAN_SECONDS": 2.0, "TICK_SECONDS": 0.5},
     syncd.worker: {"IDLE_TICK_SECONDS": 0.5},
     protocol.queue: {"SETTLE_SECONDS": 0.5},
@@ -303,8 +305,14 @@ class World:
                 os.kill(pid, signal.SIGCONT) if pid else None
 
     def _note_arrived(self) -> None:
-        """Note which checkpoints the laptop knows to be on the remote: the next VM has them."""
+        """Note which checkpoints the next VM must have: those that the laptop knows to be on the
+        remote, and those that the VM has told to be safe there."""
         machine = f"vm{len(self.vms) + 1}"
+        for run, file in (*self._known_at_laptop(), *self._told_as_safe()):
+            step = int(file.split("-")[1])
+            self.arrived[machine, run] = max(step, self.arrived.get((machine, run), 0))
+
+    def _known_at_laptop(self) -> Iterator[tuple[str, str]]:
         path = self.laptop.layout.private / "state.db"
         if not path.exists():
             return
@@ -314,10 +322,17 @@ class World:
                 rows = db.execute(query).fetchall()
             except sqlite3.OperationalError:  # it was killed before the state had its tables
                 return
-            for (name,) in rows:
-                run, file = name.split("/")[2:]
-                step = int(file.split("-")[1])
-                self.arrived[machine, run] = max(step, self.arrived.get((machine, run), 0))
+        for (name,) in rows:
+            run, file = name.split("/")[2:]
+            yield run, file
+
+    def _told_as_safe(self) -> Iterator[tuple[str, str]]:
+        try:
+            index = json.loads(self.vm.layout.checkpoint_index.read_bytes())
+        except FileNotFoundError:
+            return
+        for run, files in index["runs"].items():
+            yield from ((run, file["path"]) for file in files if file["safe"] is not None)
 
     # The end
 

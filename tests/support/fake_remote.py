@@ -170,7 +170,7 @@ class FakeRemote:
     def profile(self) -> Profile:
         return replace(LOCAL, transfers=1)  # so that what goes wrong does so in one order
 
-    def hash_type(self) -> str:
+    def hash_kind(self) -> str:
         return ""
 
     def hash_of(self, path: str, kind: str) -> str:
@@ -240,7 +240,7 @@ class Unreliable:
     def profile(self) -> Profile:
         return self.remote.profile()
 
-    def hash_type(self) -> str:
+    def hash_kind(self) -> str:
         return ""
 
     def hash_of(self, path: str, kind: str) -> str:

@@ -215,6 +215,8 @@ class SteppedEnd:
         yield from ("pull", "main", "bulk", "push")
         if self.role is Role.CONTROLLER:
             yield "serve"
+        else:
+            yield "checkpoints"
         yield "mirror"
 
     def records(self) -> list[JournalRecord]:

@@ -41,6 +41,8 @@ STEPS = {
         *("write@syncd.records.JournalFile.add", "upload-pack@", "acknowledge@"),
         *("rename@syncd.stages.attempt.prepare", "spawn@syncd.stages.attempt"),
         *("rename@protocol.results.Results.save", "commit@syncd.delivery.link.Link._apply"),
+        *("rename@syncd.delivery.holds.Holds.keep", "commit@syncd.delivery.checkpoints."),
+        *("commit@syncd.delivery.proofs.Proofs.note", "rename@syncd.worker.Worker._prove"),
     ),
     "supervisor": (
         *("rename@syncd.stages.supervisor.main", "fork@", "rename@syncd.stages.supervisor._Tree"),

@@ -138,8 +138,23 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         State(tmp_path / "none" / "state.db")
 
 
+def test_a_state_of_version_1_is_taken_over_with_the_checkpoints_that_were_said(tmp_path, state):
+    for table in ("checkpoints", "proofs", "stored"):
+        state.run(f"DROP TABLE {table}")
+    state.run("PRAGMA user_version = 1")
+    folder = "store/checkpoints/train.0001.7f3a"
+    for path in ("in/artifacts/a", f"{folder}/1.pt", f"{folder}/metrics.jsonl"):
+        state.run("INSERT INTO local_files VALUES (?, 1, 2, 3, 420, 'x', 1)", path)
+    state.close()
+    again = State(tmp_path / "state.db")
+    assert again.rows("SELECT path, pack FROM checkpoints") == [(f"{folder}/1.pt", 1)]
+    left = again.rows("SELECT path FROM local_files ORDER BY path")
+    assert left == [("in/artifacts/a",), (f"{folder}/metrics.jsonl",)]
+    again.close()
+
+
 def test_a_state_of_a_newer_version_is_left_alone(tmp_path, state):
     state.run(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     state.close()
-    with pytest.raises(DataError, match=r"it is of version 2.*newer one"):
+    with pytest.raises(DataError, match=rf"of version {SCHEMA_VERSION + 1}.*newer one"):
         State(tmp_path / "state.db")

@@ -16,10 +16,8 @@ from ends import End, Ends
 from servers import free_port
 from waiting import eventually
 
-from protocol.checkpoints import CheckpointFile, CheckpointIndex, Proof
 from protocol.errors import ExitCode
 from protocol.paths import Layout
-from protocol.schema import decode, loads
 from protocol.states import Result
 from syncd.bridge import current_url, objects_folder
 from syncd.view import read_commands
@@ -165,22 +163,3 @@ def test_watch_runs_a_bridge_beside_and_ends_it(both):
     assert "syncd init --role worker" in ends.laptop.output.read_text()
     assert ends.laptop.stop() == 0
     assert current_url(ends.laptop.layout) is None
-
-
-def test_over_a_bridge_it_is_the_laptop_that_says_a_checkpoint_is_safe(both):
-    ends, _ = both
-    save = "head -c 200000 /dev/urandom > $SYNCD_CHECKPOINT_DIR/1.pt; sleep 1000"
-    ends.serve(stages=f'[stages.train]\ncommand = "{save}"\n')
-    ends.laptop.start()
-    ends.vm.start()
-    ends.append("run:train")
-    path = ends.laptop.layout.checkpoint_index
-
-    def told() -> list[CheckpointFile]:
-        found = decode(CheckpointIndex, loads(path.read_bytes())) if path.exists() else None
-        return (
-            [file for files in found.runs.values() for file in files if file.safe] if found else []
-        )
-
-    (file,) = eventually(told, within=60, what=lambda: ends.told(1))
-    assert (file.name, file.proof) == ("1.pt", Proof.STORED)

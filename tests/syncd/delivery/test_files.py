@@ -10,10 +10,9 @@ import pytest
 from chunks import Chunks
 
 from protocol.errors import RefusedError
-from protocol.messages import Content, DropFile, PutFile
+from protocol.messages import DropFile, PutFile
 from protocol.publish import temporary_beside
 from syncd.delivery import files as files_module
-from syncd.delivery import turns
 from syncd.delivery.contents import INLINE_BYTES, Contents
 from syncd.delivery.files import LocalFiles, RemoteFiles, checked_path, is_growing
 from syncd.state import State
@@ -105,6 +104,23 @@ def test_what_a_fetch_that_was_killed_had_fetched_is_removed_by_the_next(pair):
     temporary_beside(pair.there / RUN / "a").write_bytes(b"da")
     assert pair.bring()
     assert [p.name for p in (pair.there / RUN).iterdir()] == ["a"]
+
+
+def test_what_comes_late_takes_the_place_of_nothing_that_was_made_here_meanwhile(pair):
+    for name in ("a", "b"):
+        pair.write(f"{RUN}/{name}", name.encode() + LARGE)
+    pair.local.scan(lambda p: True)
+    chunks, pair.chunks.kept = dict(pair.chunks.kept), {}
+    pair.deliver(pair.collect())
+    assert not pair.remote.fetch()
+    assert len(pair.remote.problems) == 2
+    (pair.there / RUN).mkdir(parents=True, exist_ok=True)
+    (pair.there / RUN / "a").write_bytes(b"made here")
+    pair.chunks.kept = chunks
+    assert pair.remote.fetch(sparing=True)
+    assert (pair.there / RUN / "a").read_bytes() == b"made here"
+    assert (pair.there / RUN / "b").read_bytes() == b"b" + LARGE
+    assert pair.remote.problems == {}
 
 
 def test_files_that_this_end_does_not_want_leave_nothing_here(pair):
@@ -417,73 +433,3 @@ def test_what_has_arrived_stays_when_the_worker_drops_it(pair):
     path.unlink()
     pair.bring()
     assert (pair.there / RUN / "a").exists()
-
-
-def test_what_is_gone_and_needed_stays_on_the_remote_until_it_is_not(pair):
-    path = "store/checkpoints/pretrain.0001.7f3a/1.pt"
-    target = pair.write(path, LARGE)
-    pair.bring()
-    pair.local.is_needed = lambda asked: asked == path
-    target.unlink()
-    assert not pair.local.scan()
-    assert pair.collect() == []
-    with pair.states[0].transaction():
-        assert puts(pair.local.restate()) == [path]
-    pair.local.is_needed = lambda asked: False
-    assert pair.local.scan()
-    assert pair.collect() == [DropFile(path=path)]
-
-
-def test_a_checkpoint_lies_in_chunks_however_small_it_is(pair):
-    for name, data in (("1.json", b"{}"), ("empty", b"")):
-        pair.write(f"store/checkpoints/pretrain.0001.7f3a/{name}", data)
-    pair.local.scan(lambda path: True)
-    contents = [m for m in pair.collect() if isinstance(m, Content)]
-    assert [bool(m.pieces) for m in contents] == [True, True]
-
-
-def test_a_file_is_known_with_the_pack_that_names_it(pair):
-    path = "store/checkpoints/pretrain.0001.7f3a/1.pt"
-    pair.write(path, LARGE)
-    pair.write("store/checkpoints-of-mine/1.pt", LARGE)
-    pair.local.scan(lambda path: True)
-    assert [(f.path, f.pack) for f in pair.local.below("store/checkpoints/")] == [(path, 0)]
-    with pair.states[0].transaction():
-        pair.local.collect(10**9, pack=7)
-    (found,) = pair.local.below("store/checkpoints/")
-    assert (found.size, found.pack) == (len(LARGE), 7)
-
-
-def test_a_checkpoint_that_is_pruned_while_it_is_sent_arrives_whole(pair, monkeypatch):
-    folder = "store/checkpoints/pretrain.0001.7f3a"
-    files = {f"{folder}/10.pt": LARGE, f"{folder}/10.json": b"{}"}
-    paths = [pair.write(path, data) for path, data in files.items()]
-    real = Contents.upload
-
-    def prune_first(self, sources):
-        for path in paths:
-            path.unlink()
-        return real(self, sources)
-
-    monkeypatch.setattr(Contents, "upload", prune_first)
-    pair.local.is_needed = lambda path: True
-    pair.local.scan(lambda path: True)
-    assert pair.local.problems == {}
-    messages = pair.collect()
-    assert puts(messages) == sorted(files)
-
-
-def test_an_older_checkpoint_waits_and_is_not_sent_when_it_is_gone_by_then(pair, monkeypatch):
-    monkeypatch.setattr(turns, "TOGETHER_SECONDS", 0.0)
-    folder = "store/checkpoints/pretrain.0001.7f3a"
-    old, new = pair.write(f"{folder}/5.pt", b"5"), pair.write(f"{folder}/10.pt", b"10")
-    while new.stat().st_ctime_ns <= old.stat().st_ctime_ns:
-        new.chmod(0o644)
-    pair.local.scan(lambda path: True)
-    assert pair.local.unsettled
-    assert puts(pair.collect()) == [f"{folder}/10.pt"]
-    old.unlink()
-    assert not pair.local.scan(lambda path: True)
-    assert pair.collect() == []
-    assert not pair.local.unsettled
-    assert pair.local.problems == {}

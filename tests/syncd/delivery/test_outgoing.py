@@ -16,10 +16,13 @@ from protocol.paths import Layout
 from protocol.states import Result
 from protocol.states import State as CommandState
 from syncd.delivery import outgoing
+from syncd.delivery.checkpoints import Checkpoints
 from syncd.delivery.contents import Contents
 from syncd.delivery.files import LocalFiles
+from syncd.delivery.holds import Holds
 from syncd.delivery.link import Link
 from syncd.delivery.outgoing import WorkerOutgoing
+from syncd.delivery.proofs import Proofs
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
 from syncd.records import JournalFile, ResultsFile
@@ -45,9 +48,23 @@ class Speaker:
             tails=Tails(state, layout.root),
             unacked=Unacked(state, layout.root),
             local=LocalFiles(state, layout.root, self.contents),
+            checkpoints=self._checkpoints(layout, state),
+            contents=self.contents,
             put_chunk=lambda data: pytest.fail("nothing is packed up here"),
         )
         self.packs = 0
+
+    def _checkpoints(self, layout: Layout, state: State) -> Checkpoints:
+        return Checkpoints(
+            state=state,
+            root=layout.root,
+            contents=self.contents,
+            proofs=Proofs(state, _no_link, layout.private, lambda: 0.0),
+            holds=Holds(layout.private / "held"),
+            is_over=lambda run: False,
+            sent=lambda: self.packs,
+            make_again=lambda lost: pytest.fail("nothing is lost here"),
+        )
 
     def pack(self) -> list[Message]:
         self.packs += 1

@@ -1,135 +1,88 @@
-"""What vouches for a chunk on a real remote, and how a damaged one is found."""
+"""How it is found out that a chunk is on the remote: by each kind of remote, and by its hash."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+import hashlib
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from places import Place
+from servers import SERVERS
 
-from protocol.checkpoints import Proof
 from protocol.wire import Role, Sealer, Writer
-from syncd.delivery import proofs as proofs_module
 from syncd.delivery.chunks import Chunks
 from syncd.delivery.keyring import Keyring
-from syncd.delivery.proofs import Proofs, proof_to_seek
-from syncd.rclone.profiles import BRIDGE
+from syncd.delivery.proofs import SILENT_SECONDS, WAIT_SECONDS, Proofs, Step, next_step
+from syncd.rclone.remote import NotFound
 from syncd.state import State
 
-WRITER = Writer(1, "51b0c7de", Role.WORKER)
-# The type of each server's remote → what proves a chunk there.
-WAYS = {"webdav": Proof.READ_BACK}
-
-
-class Bench:
-    """Chunks of a worker, and the proofs of them, on a remote."""
-
-    def __init__(self, place: Place, folder: Path) -> None:
-        self.place = place
-        self.state = State(folder / "state.db")
-        self.scratch = folder / "scratch"
-        self.scratch.mkdir()
-        self.chunks = Chunks(
-            remote=lambda: place.remote,
-            state=self.state,
-            keys=Keyring(self.state, Sealer(folder="unsealed"), None),
-            writer=lambda: WRITER,
-            scratch=self.scratch,
-            noting=True,
-        )
-        self.state.put("chunk_seq", 0)
-        self.proofs = Proofs(self.state, lambda: place.remote, self.scratch)
-
-    def file(self, chunk: str) -> Path:
-        """The chunk as it lies at the remote."""
-        (found,) = self.place.root.rglob(chunk.rpartition("/")[2])
-        return found
-
-    def change(self, chunk: str, data: bytes) -> None:
-        found = self.file(chunk)
-        found.unlink()
-        found.write_bytes(data)
+# What each kind of remote has of its own: this is why some are read back.
+KINDS = {"local": "sha256", "webdav": "", "sftp": "sha1", "s3": "md5", "openssh": "sha1"}
 
 
 @pytest.fixture
-def bench(place: Place, tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(place, tmp_path)
-    yield bench
-    bench.state.close()
-
-
-def test_a_chunk_is_proved_by_the_hash_of_the_remote_or_else_read_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proofs_module, "PATIENCE_SECONDS", 0.0)
-    chunks = [bench.chunks.put(os.urandom(100_000)) for _ in range(2)]
-    assert bench.proofs.check(chunks) == set()
-    way = WAYS.get(bench.place.remote.kind(), Proof.HASH)
-    assert [found and found[0] for found in map(bench.proofs.of, chunks)] == [way, way]
-    assert list(bench.scratch.iterdir()) == []
-
-
-def _flipped(body: bytes) -> bytes:
-    return body[:-1] + bytes([body[-1] ^ 1])
-
-
-@pytest.mark.parametrize("spoil", [_flipped, lambda body: body[:-7]], ids=["flipped", "torn"])
-def test_a_chunk_that_is_not_as_it_was_sent_is_damaged_and_stays_unproved(
-    bench: Bench, spoil: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proofs_module, "PATIENCE_SECONDS", 0.0)
-    good, bad = (bench.chunks.put(os.urandom(100_000)) for _ in range(2))
-    bench.change(bad, spoil(bench.file(bad).read_bytes()))
-    assert bench.proofs.check([good, bad]) == {bad}
-    assert bench.proofs.of(bad) is None
-    assert bench.proofs.of(good) is not None
-
-
-def test_a_chunk_that_is_not_there_is_neither_proved_nor_damaged(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proofs_module, "PATIENCE_SECONDS", 0.0)
-    kept, chunk = bench.chunks.put(b"kept"), bench.chunks.put(b"gone")
-    bench.file(chunk).unlink()
-    assert bench.proofs.check([kept, chunk]) == set()
-    assert bench.proofs.of(chunk) is None
-
-
-def test_what_is_not_needed_any_more_is_forgotten(bench: Bench) -> None:
-    chunks = [bench.chunks.put(b"one"), bench.chunks.put(b"two")]
-    bench.proofs.note([*chunks, "c-000001-7f3a9c02/of-another"], Proof.STORED)
-    bench.proofs.keep_only(chunks[:1])
-    assert bench.state.rows("SELECT chunk FROM sums") == [(chunks[0],)]
-
-
-def test_the_first_proof_of_a_chunk_stays(tmp_path: Path) -> None:
+def state(tmp_path: Path) -> Iterator[State]:
     state = State(tmp_path / "state.db")
-    proofs = Proofs(state, lambda: pytest.fail("the remote was asked"), tmp_path)
-    proofs.note(["a"], Proof.STORED)
-    first = proofs.of("a")
-    proofs.note(["a"], Proof.READ_BACK)
-    assert proofs.of("a") == first
-    assert proofs.check(["a"]) == set()
+    yield state
     state.close()
 
 
-@pytest.mark.parametrize(
-    ("hashed", "vouched", "waited", "proof"),
-    [
-        (True, True, 0.0, Proof.HASH),
-        (True, False, 0.0, Proof.HASH),
-        (False, True, 0.0, None),
-        (False, True, proofs_module.PATIENCE_SECONDS, Proof.READ_BACK),
-        (False, False, 0.0, Proof.READ_BACK),
-    ],
-)
-def test_the_cheapest_proof_that_is_to_be_had_is_sought(
-    hashed: bool, vouched: bool, waited: float, proof: Proof | None
+@pytest.mark.parametrize("place", ["local", *SERVERS], indirect=True)
+def test_a_chunk_is_proved_on_each_kind_of_remote_and_a_damaged_one_is_found(
+    place: Place, state: State, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    assert proof_to_seek(hashed=hashed, vouched=vouched, waited=waited) is proof
+    kind = request.node.callspec.params["place"]
+    place.remote.make_root()
+    state.put("chunk_seq", 0)
+    writer = Writer(1, "00c0ffee", Role.WORKER)
+    chunks = Chunks(
+        remote=lambda: place.remote,
+        state=state,
+        keys=Keyring(state, Sealer(folder="f00d"), None),
+        writer=lambda: writer,
+        scratch=tmp_path,
+    )
+    proofs = Proofs(state, lambda: place.remote, tmp_path, lambda: -math.inf)
+    good, bad = chunks.put(b"good" * 1000), chunks.put(b"bad!" * 1000)
+    assert proofs.how([good]) == ""
+    stored = place.root / bad
+    damaged = stored.read_bytes()[:-1] + b"?"
+    stored.unlink()
+    stored.write_bytes(damaged)
+    gone = good.replace("000000000001", "000000000009")
+    wrong, more = proofs.find([bad, gone, good])
+    assert (wrong, more) == ({bad}, False)
+    assert proofs.how([good]) == (f"the remote's {KINDS[kind]}" if KINDS[kind] else "read back")
+    assert proofs.how([good, bad]) == ""
 
 
-def test_over_a_bridge_the_word_of_the_controller_is_waited_for() -> None:
-    assert BRIDGE.vouched
+@pytest.mark.parametrize("place", ["local", "sftp", "s3"], indirect=True)
+def test_a_remote_has_a_hash_of_what_is_there_only(place: Place, tmp_path: Path) -> None:
+    place.remote.make_root()
+    kind = place.remote.hash_kind()
+    (tmp_path / "file").write_bytes(b"data")
+    place.remote.upload(tmp_path / "file", "w/file")
+    assert place.remote.hash_of("w/file", kind) == hashlib.new(kind, b"data").hexdigest()
+    with pytest.raises(NotFound):
+        place.remote.hash_of("w/other", kind)
+
+
+def test_what_is_next_follows_from_who_can_tell() -> None:
+    asked = {"has_hash": False, "hosted": True, "waited": 0.0, "silent": 0.0}
+    late = SILENT_SECONDS + 1
+    assert next_step(**{**asked, "has_hash": True}) is Step.ASK
+    assert next_step(**{**asked, "hosted": False}) is Step.READ
+    assert next_step(**asked) is Step.WAIT
+    assert next_step(**{**asked, "waited": late}) is Step.WAIT
+    assert next_step(**{**asked, "silent": math.inf}) is Step.WAIT
+    assert next_step(**{**asked, "waited": late, "silent": late}) is Step.READ
+    assert next_step(**{**asked, "waited": WAIT_SECONDS}) is Step.READ
+
+
+def test_proofs_of_chunks_that_nobody_needs_are_forgotten(state: State, tmp_path: Path) -> None:
+    proofs = Proofs(state, lambda: pytest.fail("nothing is asked"), tmp_path, lambda: 0.0)
+    proofs.note(["a", "b"], "a word")
+    proofs.keep_only({"b"})
+    assert (proofs.how(["a"]), proofs.how(["b"])) == ("", "a word")

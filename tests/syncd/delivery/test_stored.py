@@ -1,4 +1,4 @@
-"""What a controller says of the worker's chunks that lie on its own disk."""
+"""The controller's word that it has a chunk: only of what is whole on its own disk."""
 
 from __future__ import annotations
 
@@ -8,43 +8,46 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import Content, DropFile, Piece, PutFile, Stored
-from syncd.delivery.contents import Contents
-from syncd.delivery.files import RemoteFiles
+from protocol.errors import RefusedError
+from protocol.messages import Content, Piece, Stored
 from syncd.delivery.stored import StoredChunks
 from syncd.state import State
 
-RUN = "store/checkpoints/pretrain.0001.7f3a"
-WORKER = "w-000001-51b0c7de"
+SHA256 = "0" * 64
+WRITER = "w-000001-51b0c7de"
 
 
 class Laptop:
-    """A controller that has the remote on its disk, and what a worker brought there."""
+    """A controller's disk with a remote's folder on it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.remote = folder / "remote"
-        (self.remote / WORKER).mkdir(parents=True)
-        self.state = State(folder / "state.db")
-        contents = Contents(self.state, folder, lambda: pytest.fail("the link was used"))
-        self.files = RemoteFiles(self.state, folder, contents, wanted=lambda path: False)
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "remote"
+        (self.folder / WRITER).mkdir(parents=True)
+        self.state = State(root / "state.db")
         self.stored = StoredChunks(self.state)
         self.count = 0
 
-    def arrive(self, path: str, body: bytes) -> str:
-        """Let a worker put a file, in a chunk of its own; return the chunk's name."""
+    def name(self, data: bytes) -> str:
         self.count += 1
-        digest = hashlib.sha256(body).hexdigest()
-        chunk = f"{WORKER}/{self.count:012d}-chunk-{len(body)}-{digest}"
-        (self.remote / chunk).write_bytes(body)
-        piece = Piece(object=chunk, offset=0, length=len(body))
-        self.files.apply(Content(sha256=digest, size=len(body), pieces=(piece,)))
-        self.files.apply(PutFile(path=path, size=len(body), mode=0o644, sha256=digest))
-        return chunk
+        digest = hashlib.sha256(data).hexdigest()
+        return f"{WRITER}/{self.count:012d}-chunk-{len(data)}-{digest}"
 
-    def said(self) -> list[Stored]:
-        self.stored.look(self.remote)
+    def arrive(self, path: str, data: bytes) -> None:
+        (self.folder / path).write_bytes(data)
+
+    def expect(self, *paths: str, size: int | None = None) -> None:
+        pieces = tuple(Piece(object=path, offset=0, length=1) for path in paths)
+        size = len(pieces) if size is None else size
+        self.stored.expect(Content(sha256=SHA256, size=size, pieces=pieces))
+
+    def say(self) -> list[str]:
+        self.stored.look(self.folder)
         with self.state.transaction():
-            return list(self.stored.collect())
+            return said(self.stored.collect())
+
+
+def said(messages: Iterator[Stored]) -> list[str]:
+    return [path for message in messages for path in message.objects]
 
 
 @pytest.fixture
@@ -54,37 +57,50 @@ def laptop(tmp_path: Path) -> Iterator[Laptop]:
     laptop.state.close()
 
 
-def test_each_chunk_of_a_checkpoint_is_said_once_and_again_in_a_state(laptop: Laptop) -> None:
-    first = laptop.arrive(f"{RUN}/1.pt", b"one")
-    assert laptop.said() == [Stored(chunks=(first,))]
-    second = laptop.arrive(f"{RUN}/2.pt", b"two")
-    assert laptop.said() == [Stored(chunks=(second,))]
-    assert laptop.said() == []
-    assert list(laptop.stored.restate()) == [Stored(chunks=(first, second))]
+def test_a_chunk_that_is_whole_here_is_said_once_and_by_each_state(laptop: Laptop) -> None:
+    path = laptop.name(b"data")
+    laptop.expect(path)
+    assert laptop.say() == []
+    laptop.arrive(path, b"data")
+    assert laptop.say() == [path]
+    laptop.expect(path)
+    assert laptop.say() == []
+    assert said(laptop.stored.restate()) == [path]
 
 
-def test_what_is_damaged_missing_or_no_checkpoint_is_not_said(laptop: Laptop) -> None:
-    torn = laptop.arrive(f"{RUN}/1.pt", b"one")
-    (laptop.remote / torn).write_bytes(b"on")
-    (laptop.remote / laptop.arrive(f"{RUN}/2.pt", b"two")).unlink()
-    laptop.arrive("in/artifacts/pretrain.0001.7f3a/a.bin", b"three")
-    laptop.arrive("store/champion/a.bin", b"four")
-    assert laptop.said() == []
-    (laptop.remote / torn).write_bytes(b"one")
-    assert laptop.said() == [Stored(chunks=(torn,))]
+@pytest.mark.parametrize("found", [b"da", b"date", b"more data"])
+def test_a_chunk_that_is_not_whole_is_not_said(laptop: Laptop, found: bytes) -> None:
+    path = laptop.name(b"data")
+    laptop.expect(path)
+    laptop.arrive(path, found)
+    assert laptop.say() == []
 
 
-def test_what_the_worker_has_dropped_is_forgotten(laptop: Laptop) -> None:
-    laptop.arrive(f"{RUN}/1.pt", b"one")
-    laptop.said()
-    laptop.files.apply(DropFile(path=f"{RUN}/1.pt"))
-    second = laptop.arrive(f"{RUN}/2.pt", b"two")
-    assert laptop.said() == [Stored(chunks=(second,))]
-    assert list(laptop.stored.restate()) == [Stored(chunks=(second,))]
+def test_a_content_that_is_still_being_sent_is_not_looked_at(laptop: Laptop) -> None:
+    path = laptop.name(b"data")
+    laptop.arrive(path, b"data")
+    laptop.expect(path, size=2)
+    assert laptop.say() == []
 
 
-def test_what_was_found_and_not_said_is_said_after_a_restart(laptop: Laptop) -> None:
-    first = laptop.arrive(f"{RUN}/1.pt", b"one")
-    assert laptop.stored.look(laptop.remote)
-    assert list(laptop.stored.restate()) == []
-    assert list(StoredChunks(laptop.state).collect()) == [Stored(chunks=(first,))]
+@pytest.mark.parametrize("path", ["../../key", f"{WRITER}/../../key", f"{WRITER}/status.txt"])
+def test_only_chunks_are_looked_at(laptop: Laptop, path: str) -> None:
+    with pytest.raises(RefusedError):
+        laptop.expect(path)
+
+
+def test_chunks_that_are_gone_are_forgotten(laptop: Laptop) -> None:
+    path = laptop.name(b"data")
+    laptop.expect(path)
+    laptop.arrive(path, b"data")
+    assert laptop.say() == [path]
+    (laptop.folder / path).unlink()
+    laptop.stored.pack_up(laptop.folder)
+    assert said(laptop.stored.restate()) == []
+
+
+def test_where_the_remote_is_elsewhere_nothing_is_said(laptop: Laptop) -> None:
+    laptop.expect(laptop.name(b"data"))
+    assert not laptop.stored.look(None)
+    laptop.stored.pack_up(None)
+    assert said(laptop.stored.collect()) == []

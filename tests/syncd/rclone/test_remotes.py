@@ -35,6 +35,13 @@ class Switched(Unreliable):
         self.listings += 1
         return super().list(folder)
 
+    def hash_kind(self) -> str:
+        return self._call("hash kind", "", lambda: "sha1" if self._profile is DRIVE else "md5")
+
+    def hash_of(self, path: str, kind: str) -> str:
+        digest = hashlib.new(kind, self.read(path, limit=100), usedforsecurity=False)
+        return digest.hexdigest()
+
     def switch(self, on: bool) -> None:
         self.faults.error = 0.0 if on else 1.0
 
@@ -95,6 +102,19 @@ def test_it_goes_to_the_next_while_the_first_fails_and_to_the_first_once_it_is_b
     upload(remotes, f"{PATH}3")
     assert list(fast.store.files) == [f"{PATH}3"]
     assert remotes.profile() == LOCAL
+
+
+def test_hashes_are_those_of_the_last_and_while_it_fails_nobody_waits_for_them(trio):
+    fast, slow, remotes = trio
+    slow.put(PATH, b"body")
+    assert remotes.hash_kind() == "sha1"
+    assert remotes.hash_of(PATH, "sha1") == hashlib.sha1(b"body").hexdigest()
+    fast.put(f"{PATH}2", b"body")
+    with pytest.raises(NotFound):
+        remotes.hash_of(f"{PATH}2", "sha1")
+    slow.switch(False)
+    assert remotes.hash_kind() == ""
+    upload(remotes, f"{PATH}3")
 
 
 def test_one_that_goes_on_failing_is_tried_ever_more_rarely(trio, clock):
