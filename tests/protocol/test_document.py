@@ -15,6 +15,7 @@ import pytest
 
 from protocol import errors, names
 from protocol.checkpoints import CheckpointFile
+from protocol.dictionary import DICTIONARY
 from protocol.errors import ExitCode, UserError
 from protocol.journal import JournalRecord, fold, parse_journal
 from protocol.logs import LogEnd, LogStart, drop_redraws, parse_log_line
@@ -295,6 +296,10 @@ def test_the_worked_example_of_a_seal_is_what_the_code_makes_and_reads():
     payload = sealer.open(writer, name, block("object").encode())
     assert sealer.seal(writer, Kind.PACK, 2, payload, compress=False)[0] == name
     assert [message.type for message in decode_messages(payload)] == ["ack"]
+
+
+def test_the_dictionary_is_that_of_the_code():
+    assert "".join(json.loads(block("json dictionary"))).encode() == DICTIONARY
 
 
 def test_the_keys_of_the_header_are_those_of_the_example():

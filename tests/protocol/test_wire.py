@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import wire
+from protocol.dictionary import DICTIONARY
 from protocol.errors import DataError, RefusedError
-from protocol.wire import MAX_PACK_BYTES, Kind, ObjectName, Role, Sealer, Writer
+from protocol.messages import StatusReport, encode_messages
+from protocol.wire import MAX_PACK_BYTES, Kind, ObjectName, Role, Sealer, Writer, compressed
 
 KEY = bytes(range(32))
 SEALER = Sealer(folder="f00d", key=KEY)
@@ -200,9 +202,32 @@ def test_a_payload_of_the_greatest_size_is_opened_and_a_larger_one_is_not_sealed
 
 @pytest.mark.parametrize("change", [lambda packed: packed[:-1], lambda packed: packed + b"\0"])
 def test_a_compressed_payload_has_its_own_end_and_nothing_after(change):
-    payload = change(zlib.compress(PAYLOAD))
-    with pytest.raises(RefusedError, match="cannot be inflated"):
-        UNSEALED.open(WORKER, *with_header({"codec": "zlib"}, payload=payload))
+    deflater = zlib.compressobj(zdict=DICTIONARY)
+    with_words = deflater.compress(PAYLOAD) + deflater.flush()
+    for codec, packed in {"zlib": zlib.compress(PAYLOAD), "zlib-dict": with_words}.items():
+        with pytest.raises(RefusedError, match="cannot be inflated"):
+            UNSEALED.open(WORKER, *with_header({"codec": codec}, payload=change(packed)))
+
+
+def test_what_was_compressed_without_the_dictionary_is_read():
+    body = with_header({"codec": "zlib"}, payload=zlib.compress(PAYLOAD))
+    assert UNSEALED.open(WORKER, *body) == PAYLOAD
+
+
+def test_a_payload_of_another_dictionary_is_refused():
+    deflater = zlib.compressobj(zdict=DICTIONARY[1:])
+    packed = deflater.compress(PAYLOAD) + deflater.flush()
+    for codec in ("zlib", "zlib-dict"):
+        with pytest.raises(RefusedError, match="cannot be inflated"):
+            UNSEALED.open(WORKER, *with_header({"codec": codec}, payload=packed))
+
+
+def test_the_words_of_messages_cost_a_pack_next_to_nothing():
+    status = {"running": [], "waiting": [], "ended": [], "problems": [], "leaving": ""}
+    payload = encode_messages([StatusReport(status=status)])
+    codec, packed = compressed(payload)
+    assert codec == "zlib-dict"
+    assert len(packed) < len(zlib.compress(payload)) / 2
 
 
 GOOD = f"000000000012-pack-34-{'0' * 64}"

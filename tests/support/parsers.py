@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.dictionary import DICTIONARY
 from protocol.errors import ConfigError, DataError, RefusedError
 from protocol.journal import fold, parse_journal
 from protocol.logs import drop_redraws, parse_log_line
@@ -65,7 +66,8 @@ def _payloads() -> Iterator[bytes]:
         if b'"codec":"raw"' in header:
             yield payload
         else:
-            yield zlib.decompress(payload)
+            words = DICTIONARY if b'"codec":"zlib-dict"' in header else b""
+            yield zlib.decompressobj(zdict=words).decompress(payload)
 
 
 def _scratch() -> Path:
