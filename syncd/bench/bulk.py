@@ -35,7 +35,7 @@ TREE = "tree"
 LARGE = "large.bin"
 NOTHING = {"nothing": ["true"]}  # a payload must have a stage
 # What makes rclone quickest with one large file over webdav, and with many small ones.
-BEST_LARGE = ("--multi-thread-streams", "1", "--ignore-checksum", "--no-check-dest")
+BEST_LARGE = ("--ignore-checksum", "--no-check-dest")
 BEST_SMALL = ("--transfers", "32", "--checkers", "32", "--ignore-checksum", "--no-check-dest")
 BULK_SECONDS = 10 * PATIENCE
 
