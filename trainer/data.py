@@ -46,7 +46,7 @@ def split_indices(
 
     Raises UsageError when the part is empty.
     """
-    held_out = pool.split == Part.TEST
+    held_out = pool.split.is_(Part.TEST)
     if part is Part.TEST:
         chosen = held_out
     else:

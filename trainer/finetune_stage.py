@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -57,7 +58,7 @@ class FinetuneStage:
     def process(self, item: Item[ClipBatch]) -> Item[Mapping[str, float]]:
         batch = item.payload
         clips = torch.from_numpy(batch.clips).to(self._device)
-        targets = torch.from_numpy(self._class_ids[batch.rows]).to(self._device)
+        targets = torch.from_numpy(self._class_ids[batch.rows].astype(np.int64)).to(self._device)
         self.apply(self._rates(item.seq))
         loss = functional.cross_entropy(self.model(clips), targets)
         value = descend(loss, self.optimiser)

@@ -232,7 +232,7 @@ def _arms(run: Run, bundle: Bundle, clips: Clips) -> dict[str, Contestant]:
 
 
 def _baseline(pool: Pool, held_out: HeldOut) -> Contestant:
-    train = pool.split != Part.TEST
+    train = ~pool.split.is_(Part.TEST)
     return majority(held_out, train_truth=pool.row_classes[train], train_corpus=pool.corpus[train])
 
 

@@ -21,7 +21,7 @@ class Validation:
 
     def __init__(self, pool: Pool, rows: Rows) -> None:
         self.clips = pool.clips(rows)
-        self.targets = pool.class_ids[rows]
+        self.targets = pool.class_ids[rows].astype(np.int64)
         self.corpus = pool.corpus[rows]
 
     def measure(self, model: Classifier) -> dict[str, float]:

@@ -46,7 +46,7 @@ def onnx_path(exported):
 
 @pytest.fixture(scope="module")
 def clips(pool):
-    return pool.clips(np.flatnonzero(pool.split == "test")[::20])
+    return pool.clips(np.flatnonzero(pool.split.is_("test"))[::20])
 
 
 def test_the_best_arm_by_validation_is_exported(finished_runs, exported):

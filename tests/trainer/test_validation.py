@@ -37,4 +37,4 @@ def test_the_report_names_every_corpus(pool: Pool, always_the_first: Classifier)
     share = (pool.class_ids[mine] == 0).mean()
     assert report["validation_accuracy/ACSF1"] == pytest.approx(share)
     assert report["validation_accuracy/GunPoint"] == 0.0
-    assert {f"validation_accuracy/{name}" for name in np.unique(pool.corpus)} <= set(report)
+    assert {f"validation_accuracy/{name}" for name in pool.corpus.names} <= set(report)

@@ -24,7 +24,8 @@ from protocol.publish import make_dirs, publishing, remove_leftovers
 from trainer.files import writing
 from trainer.hashing import file_sha256
 from trainer.locks import locked
-from trainer.pool.format import Clips, Strings, pool_schema
+from trainer.pool.categories import Strings
+from trainer.pool.format import Clips, pool_schema
 from trainer.pool.manifest import (
     MAX_LENGTH,
     VERSION,

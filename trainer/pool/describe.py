@@ -43,14 +43,14 @@ def corpus_rows(pool: Pool, index: IndexFile | None = None) -> list[CorpusRow]:
     head = {} if index is None else corpus_counts(pool, np.arange(index.size))
     rows = []
     for name, clips in sorted(pool.manifest.corpora.items()):
-        mine = pool.corpus == name
+        mine = pool.corpus.is_(name)
         rows.append(
             CorpusRow(
                 corpus=name,
                 clips=clips,
-                train=int((mine & (pool.split == "train")).sum()),
-                test=int((mine & (pool.split == "test")).sum()),
-                classes=len(np.unique(pool.label[mine])),
+                train=int((mine & pool.split.is_("train")).sum()),
+                test=int((mine & pool.split.is_("test")).sum()),
+                classes=len(np.unique(pool.label.codes[mine])),
                 lengths=_lengths(pool, name),
                 sampled=sampled.get(name),
                 head=head.get(name),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import DataError, UsageError
 from trainer.hashing import file_sha256
+from trainer.pool.categories import Categories, Codes, Texts
 from trainer.pool.manifest import (
     MANIFEST,
     REBUILD,
@@ -31,7 +32,6 @@ from trainer.randomness import Words, sample_keys
 
 Clips = NDArray[np.float32]
 Rows = NDArray[np.int64]
-Strings = NDArray[np.str_]
 
 ARROW_MAGIC = b"ARROW1"
 PARQUET_MAGIC = b"PAR1"
@@ -119,59 +119,53 @@ class Pool:
             out[mine] = chunk.clips[rows[mine] - chunk.start]
         return out
 
-    def _column(self, name: str) -> Strings:
-        parts = [chunk.batch.column(name).cast(pa.string()).to_pylist() for chunk in self._chunks]
-        return np.array([value for part in parts for value in part], dtype=np.str_)
+    def _arrays(self, name: str) -> list[pa.Array]:
+        return [chunk.batch.column(name) for chunk in self._chunks]
 
     @cached_property
-    def corpus(self) -> Strings:
+    def corpus(self) -> Categories:
         """The corpus of each row, (rows,)."""
-        return self._column("corpus")
+        return Categories.of(self._arrays("corpus"))
 
     @cached_property
-    def label(self) -> Strings:
+    def label(self) -> Categories:
         """The label of each row within its corpus, (rows,)."""
-        return self._column("label")
+        return Categories.of(self._arrays("label"))
 
     @cached_property
-    def split(self) -> Strings:
+    def split(self) -> Categories:
         """ "train" or "test" for each row, (rows,), as the corpus' authors split it."""
-        return self._column("split")
+        return Categories.of(self._arrays("split"))
 
     @cached_property
-    def clip_id(self) -> Strings:
+    def clip_id(self) -> Texts:
         """The stable, unique id of each row, (rows,)."""
-        return self._column("clip_id")
+        return Texts(self._arrays("clip_id"))
 
     @cached_property
     def keys(self) -> Words:
         """The 64-bit key of each row's id, (rows,): what randomness is keyed by."""
-        return sample_keys(self.clip_id.tolist())
+        return np.concatenate([sample_keys(ids) for ids in self.clip_id.chunks()])
 
     @cached_property
-    def row_classes(self) -> Strings:
+    def row_classes(self) -> Categories:
         """The class of each row, (rows,): `corpus/label`."""
-        return np.char.add(np.char.add(self.corpus, "/"), self.label)
+        return self.corpus.joined(self.label, "/")
 
-    @cached_property
+    @property
     def classes(self) -> tuple[str, ...]:
         """All classes, sorted."""
-        return tuple(np.unique(self.row_classes).tolist())
+        return self.row_classes.names
 
-    @cached_property
-    def class_ids(self) -> Rows:
-        """For each row the place of its class in `classes`, (rows,)."""
-        return np.unique(self.row_classes, return_inverse=True)[1].astype(np.int64)
+    @property
+    def class_ids(self) -> Codes:
+        """For each row the place of its class in `classes`, (rows,), as small integers."""
+        return self.row_classes.codes
 
     def check_content(self) -> None:
         """Hash every row again. Raises DataError when the rows are not those of the manifest."""
-        rows = zip(
-            self.clip_id.tolist(),
-            self.corpus.tolist(),
-            self.label.tolist(),
-            self.split.tolist(),
-            strict=True,
-        )
+        columns = (self.clip_id, self.corpus, self.label, self.split)
+        rows = zip(*(column[:].tolist() for column in columns), strict=True)
         if content_hash(rows, self.clips(np.arange(self.rows))) != self.content_hash:
             raise _damaged(self.folder / MANIFEST, "its content hash is not that of the rows")
 

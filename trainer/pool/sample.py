@@ -18,6 +18,7 @@ import numpy as np
 
 from protocol.errors import DataError, UsageError
 from protocol.publish import make_dirs, publish_json
+from trainer.apportion import largest_remainder
 from trainer.config import require_seed
 from trainer.files import read_record, writing
 from trainer.pool.format import Pool, Rows
@@ -113,26 +114,15 @@ def sample(pool: Pool, size: int, seed: int, *, stratify: bool = False) -> Index
 def _stratified(pool: Pool, ranked: Rows, size: int) -> Rows:
     counts = corpus_counts(pool, ranked)
     quotas = largest_remainder(counts, size)
-    of_corpus = {name: ranked[pool.corpus[ranked] == name] for name in counts}
+    of_corpus = {name: ranked[pool.corpus.is_(name)[ranked]] for name in counts}
     return np.concatenate([of_corpus[name][:quota] for name, quota in quotas.items()])
-
-
-def largest_remainder(counts: Mapping[str, int], size: int) -> dict[str, int]:
-    """Share `size` out in proportion to `counts` (Hamilton's method); ties by name."""
-    total = sum(counts.values())
-    quotas = {name: size * count // total for name, count in counts.items()}
-    remainders = sorted(counts, key=lambda name: (-(size * counts[name] % total), name))
-    for name in remainders[: size - sum(quotas.values())]:
-        quotas[name] += 1
-    return quotas
 
 
 def corpus_counts(pool: Pool, rows: Rows) -> dict[str, int]:
     """Return, for every corpus of the pool by name, how many of `rows` are of it."""
-    names = np.unique(pool.corpus).tolist()
-    drawn, counts = np.unique(pool.corpus[rows], return_counts=True)
-    found = dict(zip(drawn.tolist(), counts.tolist(), strict=True))
-    return {name: found.get(name, 0) for name in names}
+    names = pool.corpus.names
+    counts = np.bincount(pool.corpus.codes[rows], minlength=len(names))
+    return dict(zip(names, counts.tolist(), strict=True))
 
 
 def bias_test(pool: Pool, rows: Rows) -> BiasTest:

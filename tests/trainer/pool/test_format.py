@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,10 +207,10 @@ def table(pool: Pool, **columns: np.ndarray[Any, Any]) -> ClipTable:
     """The pool as a table to write again, with other columns in place of its own."""
     mine = {
         "clips": pool.clips(np.arange(pool.rows)),
-        "corpus": pool.corpus,
-        "label": pool.label,
-        "split": pool.split,
-        "clip_id": pool.clip_id,
+        "corpus": pool.corpus[:],
+        "label": pool.label[:],
+        "split": pool.split[:],
+        "clip_id": pool.clip_id[:],
     }
     return ClipTable(**(mine | columns))
 
@@ -226,7 +227,7 @@ def test_a_clip_that_is_not_finite_is_named_before_anything_learns_from_it(
 
 
 def test_a_split_that_is_neither_train_nor_test_is_refused(pool: Pool, tmp_path: Path) -> None:
-    split = np.where(np.arange(pool.rows) == 5, "tset", pool.split)
+    split = np.where(np.arange(pool.rows) == 5, "tset", pool.split[:])
     write_pool(tmp_path, table(pool, split=split), shards=2, preprocessing={})
     with pytest.raises(DataError, match=r"00000-of-00002\.arrow: its splits are .*tset"):
         _ = open_pool(tmp_path).corpus
@@ -246,3 +247,27 @@ def test_a_folder_in_place_of_a_shard_is_named(copy: Path) -> None:
     (copy / SHARD).mkdir()
     with pytest.raises(DataError, match="a shard is missing: this is no file"):
         open_pool(copy)
+
+
+def test_a_pool_takes_forty_bytes_a_row_beside_the_page_cache(tmp_path: Path) -> None:
+    count = 20_000
+    numbers = np.arange(count)
+    table = ClipTable(
+        clips=np.zeros((count, 8), dtype=np.float32),
+        corpus=np.char.add("corpus-with-a-name-", (numbers % 12).astype(str)),
+        label=np.char.add("label-", (numbers % 100).astype(str)),
+        split=np.where(numbers % 4 == 0, "test", "train"),
+        clip_id=np.char.add("corpus-with-a-name-train-", numbers.astype(str)),
+    )
+    write_pool(tmp_path, table, shards=3, preprocessing={})
+    del table
+    pool = open_pool(tmp_path)
+    pool.clips(np.array([0]))
+    tracemalloc.start()
+    try:
+        held = (pool.corpus, pool.label, pool.split, pool.keys, pool.classes, pool.class_ids)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(held[0]) == count
+    assert taken < 40 * count

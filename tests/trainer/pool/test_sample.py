@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protocol.errors import DataError, UsageError
 from trainer.pool.build import build_pool
@@ -19,7 +17,6 @@ from trainer.pool.sample import (
     bias_test,
     chi_squared_bound,
     corpus_counts,
-    largest_remainder,
     read_index,
     sample,
     write_index,
@@ -91,21 +88,6 @@ def test_a_stratified_sample_has_every_corpus_in_proportion(pool: Pool) -> None:
     assert index.method is Method.STRATIFIED
     for name, held in pool.manifest.corpora.items():
         assert abs(index.corpora[name] - SIZE * held / pool.rows) < 1
-
-
-@given(
-    st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 1000), min_size=1, max_size=8),
-    st.data(),
-)
-def test_largest_remainders_add_up_and_stay_within_one(
-    counts: dict[str, int], data: st.DataObject
-) -> None:
-    size = data.draw(st.integers(1, sum(counts.values())))
-    quotas = largest_remainder(counts, size)
-    assert sum(quotas.values()) == size
-    for name, count in counts.items():
-        assert abs(quotas[name] - size * count / sum(counts.values())) < 1
-        assert quotas[name] <= count
 
 
 def test_the_bound_is_near_the_exact_quantile() -> None:
