@@ -187,13 +187,16 @@ class Loader:
             metrics=self.metrics,
             told=lambda step: self._told(bounds, step),
         )
-        with ahead:
-            for item in ahead:
-                self._step += 1
-                yield item
+        try:
+            with ahead:
+                for item in ahead:
+                    self._step += 1
+                    yield item
             # Not reached when the caller goes away before the end, or something failed.
+            self._epoch, self._base, self._step = self._epoch + 1, 0, 0
+        finally:
             if self._ahead is ahead:
-                self._epoch, self._base, self._step = self._epoch + 1, 0, 0
+                self._ahead = None
 
     def close(self) -> None:
         """End an iteration that is under way, and its threads."""
