@@ -129,6 +129,7 @@ class Shard:
                 yield batch
                 count += 1
             _check_end(self, source.tell(), count)
+        advise(self.mapping, "MADV_NORMAL")
 
 
 def open_shard(path: Path) -> Shard:
@@ -169,11 +170,18 @@ def _map(path: Path) -> mmap.mmap:
         mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
     finally:
         os.close(descriptor)
-    # Without this each touch of a page that is not cached reads as far ahead as the disk is set to,
-    # often megabytes: all of the file, to read the metadata of its batches.
-    if hasattr(mmap, "MADV_RANDOM"):
-        mapping.madvise(mmap.MADV_RANDOM)
+    advise(mapping, "MADV_RANDOM")
     return mapping
+
+
+def advise(mapping: mmap.mmap, advice: str) -> None:
+    """Tell the system how the mapping will be read, where Python knows this `advice`.
+
+    Unless told MADV_RANDOM, the touch of a page that is not cached reads as far ahead as the disk
+    is set to, often megabytes: all of a file, to get at the metadata of its batches.
+    """
+    if hasattr(mmap, advice):
+        mapping.madvise(getattr(mmap, advice))
 
 
 def _format(path: Path, buffer: pa.Buffer) -> Format:

@@ -252,7 +252,11 @@ def _refuse_null_values(
 
 
 def _nulls(array: pa.Array) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    """Return which rows are null, by the bitmap: `to_numpy` would import pandas for it."""
+    byte, bit = divmod(array.offset, 8)
+    bitmap = np.frombuffer(array.buffers()[0], np.uint8, offset=byte)
+    valid = np.unpackbits(bitmap, bitorder="little", count=bit + len(array))
+    mask: NDArray[np.bool_] = valid[bit:] == 0
     return mask
 
 

@@ -1,4 +1,7 @@
-"""Bringing mapped files into the page cache, in order, before rows are read from them at random.
+"""Bringing mapped files into the page cache before rows are read from them at random.
+
+All of them in order, when they fit (`preload_shards`); else the rows of the next batches, all at
+once and ahead of time (`will_need`), so that the disk has many requests to work on.
 
 Random rows from a cold disk cost a seek each; a sequential read of the same bytes, some 20 times
 less. Linux 5.14 and later fill the mapping themselves (`MADV_POPULATE_READ`), with no buffer of
@@ -10,16 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from protocol.errors import DataError
 from trainer.files import refused
-from trainer.loader.arrow import READ, Shard
+from trainer.loader.arrow import READ, Shard, advise
 
 BLOCK = 8 << 20
 # Of the memory that is free: the rest is for what others ask for meanwhile.
@@ -48,15 +54,36 @@ def preload_shards(shards: Sequence[Shard], stop: Callable[[], bool] = lambda: F
     """
     if sum(shard.nbytes for shard in shards) > SHARE * available_memory():
         return False
-    for shard in shards:
-        shard.check_size()
+    return all(_preload(shard, stop) for shard in shards)
+
+
+def _preload(shard: Shard, stop: Callable[[], bool]) -> bool:
+    shard.check_size()
+    # The kernel heeds this also here: a mapping advised as random is filled page by page.
+    advise(shard.mapping, "MADV_SEQUENTIAL")
+    try:
         for begin in range(0, shard.nbytes, BLOCK):
             if stop():
                 return False
             size = min(BLOCK, shard.nbytes - begin)
             if not _populate(shard.buffer.address + begin, size):
                 _read(shard.path, begin, size)
+    finally:
+        advise(shard.mapping, "MADV_NORMAL")
     return True
+
+
+def will_need(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+    """Ask the system to read the pages of mapped memory at `begins` (n,), each of `sizes` bytes.
+
+    Returns before they are read, and asks for nothing where the system has no such advice.
+    """
+    madvise = _madvise()
+    if madvise is None:
+        return
+    pages = begins & -mmap.PAGESIZE
+    for page, size in zip(pages.tolist(), (begins - pages + sizes).tolist(), strict=True):
+        madvise(page, size, mmap.MADV_WILLNEED)
 
 
 def available_memory() -> int:

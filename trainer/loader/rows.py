@@ -18,14 +18,13 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from protocol.errors import DataError, UsageError
 from trainer.loader.arrow import READ, Shard, open_shard
-from trainer.loader.columns import Column, Lengths
+from trainer.loader.columns import Column, Lengths, layout_of
 from trainer.loader.folders import Found, Paths, find_shards
-from trainer.loader.preload import preload_shards
+from trainer.loader.preload import preload_shards, will_need
 from trainer.loader.schema import check_same, choose
 from trainer.loader.table import Table, TableBuilder
 
@@ -113,6 +112,16 @@ class Rows:
         beyond the page cache. Raises DataError when a file cannot be read.
         """
         return preload_shards(self._shards, stop)
+
+    def will_need(self, rows: NDArray[np.int64]) -> None:
+        """Ask the system to read the values of `rows` ahead of their use; returns before it has.
+
+        Worth it where `preload` did nothing: on a cold disk a batch asked for one batch ahead came
+        10 times sooner. Costs about 1 µs a row and column, which is lost when all is cached.
+        """
+        for column in self.columns.values():
+            sizes = column.lengths[rows].astype(np.int64) * column.dtype.itemsize
+            will_need(column.starts[rows][sizes > 0], sizes[sizes > 0])
 
     def check_sizes(self) -> None:
         """Raise DataError when a mapped file was cut short since: reading on would end in SIGBUS.
@@ -213,11 +222,17 @@ def _read_indices(found: Found, rows: int) -> Indices | None:
 def _indices_of(path: Path) -> Indices:
     shard = open_shard(path)
     names = shard.schema.names
-    if len(names) != 1 or not pa.types.is_integer(shard.schema.field(0).type):
+    layout = layout_of(shard.schema.field(0).type) if len(names) == 1 else None
+    if layout is None or layout.shape != () or layout.dtype.kind not in "iu":
         raise DataError(READ, path=path, why="an indices file has one column of whole numbers")
-    columns = [batch.column(0) for batch in shard.batches(names)]
-    if any(column.null_count for column in columns):
-        raise DataError(READ, path=path, why="it has nulls among its row numbers")
-    # Numbers beyond 2^63 turn negative, and are refused with the others that are no rows.
-    values = [column.to_numpy().astype(np.int64) for column in columns]
-    return np.concatenate([np.empty(0, np.int64), *values])
+    parts = [np.empty(0, np.int64)]
+    for batch in shard.batches(names):
+        column, size = batch.column(0), layout.dtype.itemsize
+        if column.null_count:
+            raise DataError(READ, path=path, why="it has nulls among its row numbers")
+        if len(column):
+            values = column.buffers()[1]
+            numbers = np.frombuffer(values, layout.dtype, len(column), column.offset * size)
+            # Numbers beyond 2^63 turn negative, and are refused with the others that are no rows.
+            parts.append(numbers.astype(np.int64))
+    return np.concatenate(parts)

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from protocol.errors import DataError
 from trainer.loader.arrow import READ, Shard
 from trainer.loader.columns import Column, Layout, Lengths, RowError, Spans, spans
+from trainer.loader.preload import will_need
+
+_LARGE = 1 << 16
 
 T = TypeVar("T", np.int32, np.int64)
 
@@ -110,6 +113,7 @@ class TableBuilder:
         )
 
     def _add(self, batch: pa.RecordBatch, shard: Shard, first: int) -> None:
+        self._ask_for_offsets(batch)
         lead, lengths = "", None
         null = []
         for name, layout in self._layouts.items():
@@ -133,6 +137,15 @@ class TableBuilder:
                 raise _disagreement(shard, first + row, said)
         if null:
             self._null_rows += int(np.count_nonzero(np.logical_or.reduce(null)))
+
+    def _ask_for_offsets(self, batch: pa.RecordBatch) -> None:
+        """Have large buffers of offsets read at once, not page by page as they are touched."""
+        ragged = [name for name, layout in self._layouts.items() if layout.shape is None]
+        buffers = [batch.column(name).buffers()[1] for name in ragged]
+        large = [(each.address, each.size) for each in buffers if each and each.size >= _LARGE]
+        if large:
+            begins, sizes = np.array(large, np.int64).T
+            will_need(begins, sizes)
 
     def _own(self, found: Spans, shard: Shard) -> None:
         if found.values is not None and not shard.holds(found.values):

@@ -296,6 +296,15 @@ def test_pickled_rows_are_opened_again_and_refused_when_they_changed(
         pickle.loads(pickled)
 
 
+def test_rows_are_asked_for_ahead_and_brought_into_memory(shards: Path) -> None:
+    rows = open_rows(shards)
+    rows.will_need(np.array([5, 1, 3]))
+    rows.will_need(np.empty(0, np.int64))
+    assert values(rows, "ids") == IDS
+    assert rows.preload()
+    assert not rows.preload(lambda: True)
+
+
 def test_a_view_outlives_its_rows_and_a_file_that_is_replaced(shards: Path) -> None:
     rows = open_rows(shards)
     view = rows.columns["ids"].view(3)
@@ -352,7 +361,7 @@ def test_what_was_written_is_read(
 
 
 def test_opening_reads_no_values_and_holds_twelve_bytes_a_row(tmp_path: Path) -> None:
-    """64 GiB in 4 sparse files, of which one column would be 16 times more than 2^31 values."""
+    """64 GiB in 4 sparse files: 8 times the values that chunks joined to one could hold."""
     path = write_sparse(tmp_path / "0.arrow", batches=64, rows=1024, length=65536)
     assert path.stat().st_size > 16 * 2**30
     paths = [path, *(tmp_path / f"{i}.arrow" for i in (1, 2, 3))]
