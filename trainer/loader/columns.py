@@ -142,11 +142,13 @@ def layout_of(arrow_type: pa.DataType) -> Layout | None:
 
 def why_unreadable(arrow_type: pa.DataType) -> str:
     """Return why a column of a type without layout is not read, and what is."""
-    inner = _storage_type(arrow_type)
+    inner, depth = _storage_type(arrow_type), 0
     while _kind(inner) in _LISTS | {"fixed_size_list"}:
-        inner = inner.value_type
+        inner, depth = inner.value_type, depth + 1
     if pa.types.is_boolean(inner):
         return f"{arrow_type} packs eight values in a byte: cast it to uint8; {READABLE}"
+    if depth > 1 and inner in _NUMBERS:
+        return f"{arrow_type} has no one shape: cast it to fixed_size_list; {READABLE}"
     return f"{arrow_type} is not read as numbers; {READABLE}"
 
 

@@ -1,9 +1,9 @@
 """Which files a path means: a file, a folder of shards, or what `datasets` wrote to disk.
 
 A folder with `state.json` is one that `Dataset.save_to_disk` wrote: its `_data_files` are the
-shards, in that order. Releases of `datasets` before 1.5 or so kept a shuffled or filtered dataset
-as it was, beside an Arrow file of row numbers that `_indices_data_files` names; later ones write
-the rows out in order. Formats and columns set in the library (`_format_*`) are not heeded.
+shards, in that order. Releases of `datasets` such as 1.4 kept a shuffled or filtered dataset as it
+was, beside an Arrow file of row numbers that `_indices_data_files` names; 2.7 and later write the
+rows out in order. Formats and columns set in the library (`_format_*`) are not heeded.
 """
 
 from __future__ import annotations

@@ -197,7 +197,8 @@ def test_types_that_are_not_numbers_are_refused_by_name_with_what_is_read(
     assert "list_view" in why_unreadable(kind)
 
 
-def test_packed_booleans_are_told_what_to_become() -> None:
+def test_packed_booleans_and_lists_of_lists_are_told_what_to_become() -> None:
+    assert "cast it to fixed_size_list" in why_unreadable(pa.list_(pa.list_(pa.int8())))
     assert "cast it to uint8" in why_unreadable(pa.list_(pa.bool_()))
 
 
