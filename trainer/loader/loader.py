@@ -34,12 +34,13 @@ from trainer.loader.metrics import LoaderMetrics
 from trainer.loader.plan import Plan, Rows, deal
 from trainer.loader.rows import Rows as Source
 from trainer.loader.sampler import Sampler, Shuffled
+from trainer.loader.warming import Warming
 
 PREFETCH_BYTES = 64 * 1024 * 1024
 VERSION = 1
 _NONE = torch.empty(0, dtype=torch.int32)
 _WHAT = "make a loader"
-_LOOKED_UP = ("_columns", "_lengths")
+_LOOKED_UP = ("_columns", "_lengths", "_warming")
 
 
 class Loader:
@@ -65,12 +66,15 @@ class Loader:
         prefetch_bytes: int = PREFETCH_BYTES,
         pin_memory: bool = False,
         dtypes: Mapping[str, torch.dtype] | None = None,
+        preload: bool = True,
         transform: Callable[[Batch], Any] | None = None,
         kernel: Kernel = Kernel.AUTO,
     ) -> None:
         """`seed` shuffles the batches, and the rows if no `sampler` is given. `rank` and
         `world_size` are those of torch.distributed, or of the environment, by default. `threads` =
         0 makes each batch when it is asked for. `dtypes` are those that columns are converted to.
+        `preload` has files that fit into memory read in order, beside the first epoch, and the rows
+        of others before they are used.
         `transform` is called with each batch, in the threads; what it returns is yielded.
 
         Raises UsageError for what cannot be.
@@ -86,6 +90,7 @@ class Loader:
         self._threads = _at_least("threads", threads, 0)
         self._prefetch_bytes = _at_least("prefetch_bytes", prefetch_bytes, 1)
         self._pin = pin_memory
+        self._preload = preload
         self._transform = transform
         self._kernels: Kernels = choose(Kernel(kernel))
         self._look_up()
@@ -97,6 +102,7 @@ class Loader:
 
     def _look_up(self) -> None:
         """Find where the values are; elsewhere in another process."""
+        self._warming = Warming(self.source)
         self._columns = _usable(self.source, ragged=self.batching.ragged)
         first = next(iter(self._columns.values()))
         self._lengths = self.source.lengths if self.batching.ragged else first.lengths
@@ -179,6 +185,8 @@ class Loader:
             self._base, self._step = 0, 0
         self._resumed = False
         bounds, step = self._dealt(), self._step
+        if self._preload:
+            self._warming.start()
         ahead = self._ahead = Ahead(
             lambda step: self._made(bounds, step),
             range(step, self._steps(bounds)),
@@ -196,10 +204,11 @@ class Loader:
             self._epoch, self._base, self._step = self._epoch + 1, 0, 0
         finally:
             if self._ahead is ahead:
-                self._ahead = None
+                self.close()
 
     def close(self) -> None:
         """End an iteration that is under way, and its threads."""
+        self._warming.stop()
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
@@ -231,6 +240,8 @@ class Loader:
         return self._epoch, [self.source.where(int(row)) for row in self._rows(bounds, step)[:8]]
 
     def _made(self, bounds: Rows, step: int) -> tuple[Any, int]:
+        if self._preload:
+            self._warming.expect(self._rows(bounds, min(step + 1, self._steps(bounds) - 1)))
         rows = self._rows(bounds, step)
         layout = self.batching.layout(self._lengths[rows])
         batch = self._batch(rows, layout, step)
