@@ -37,7 +37,7 @@ from protocol.wire import Role, Writer
 from syncd.courtesy import COURTESY_SECONDS, Courtesy
 from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
 from syncd.delivery.checkpoints import Checkpoints
-from syncd.delivery.files import LocalFiles, RemoteFiles
+from syncd.delivery.files import CHECKPOINTS, LocalFiles, RemoteFiles
 from syncd.delivery.holds import Holds
 from syncd.delivery.outgoing import WorkerOutgoing
 from syncd.delivery.payload import PayloadStore
@@ -442,8 +442,14 @@ class Worker(Daemon):
             unsent=unsent,
             progress=self.link.progress(),
             checkpoints=self.checkpoints,
+            inherited=self._inherited_checkpoint,
             problems=self._all_problems(),
         )
+
+    def _inherited_checkpoint(self, run_id: str) -> str:
+        """Name the newest checkpoint of a run that an earlier worker has left; "" for none."""
+        folder = f"{CHECKPOINTS}/{run_id}"
+        return self.inherited.newest(folder).removeprefix(f"{folder}/")
 
     def _all_problems(self) -> list[str]:
         loops = dict.fromkeys(self.problems.values())  # of two that meet the same, one tells

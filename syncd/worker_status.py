@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import json
 import math
+import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class WorkerStatus:
         self._sealed = sealed
         self._status: Status | None = None
         self._news = self._progress = self._written = ""
+        self._told_unsent = False  # whether the status that was written has something unsent
         self._sent = ("", "", -math.inf)
         self._redraws = Redraws()
         self._waiting = WaitingSince()
@@ -63,11 +65,14 @@ class WorkerStatus:
         unsent: int,
         progress: object,
         checkpoints: Checkpoints,
+        inherited: Callable[[str], str],
         problems: Iterable[str],
     ) -> None:
-        """Take stock, and write `status.txt` if it changed.
+        """Take stock, and write `status.txt` if it changed. `.syncd/status.json` is written with
+        it, and touched each time: that shows who looks on that this daemon is not frozen.
 
-        `progress` changes whenever something of the `unsent` bytes has got through.
+        `progress` changes whenever something of the `unsent` bytes has got through; `inherited`
+        names the checkpoint of a run that an earlier worker has left on the remote, "" for none.
         """
         since = self._waiting.update(waits=unsent > 0, progress=progress)
         waits = runner.plan.waits
@@ -77,7 +82,9 @@ class WorkerStatus:
             host=socket.gethostname(),
             sealed=self._sealed,
             running=tuple(
-                self._running(runner, entry, checkpoints) for entry in runner.entries if entry.alive
+                self._running(runner, entry, checkpoints, inherited)
+                for entry in runner.entries
+                if entry.alive
             ),
             waiting=tuple(
                 WaitingLine(number=e.number, line=e.line, why=waits[e.number])
@@ -95,12 +102,28 @@ class WorkerStatus:
         )
         text = render_status(self._status, now=self._status.time)
         self._news = _news(self._status)
-        self._progress = body = text.partition("\n")[2]
-        if body != self._written:
+        self._progress = text.partition("\n")[2]
+        self._write(self._status, text)
+
+    def _write(self, status: Status, text: str) -> None:
+        """Write the status where it changed, else show that the worker is alive.
+
+        Also when nothing waits any more that was too little to be shown: who reads the status tells
+        by its own clock for how long that has waited.
+        """
+        news = self._progress != self._written
+        if news:
             publish_bytes(self._layout.status, text.encode("utf-8"))
-            kept = json.dumps(asdict(self._status)).encode("utf-8")
-            publish_bytes(self._layout.private / "status.json", kept, mode=0o600)
-            self._written = body
+            self._written = self._progress
+        path = self._layout.private / "status.json"
+        try:
+            if not (news or (self._told_unsent and not status.unsent_bytes)):
+                os.utime(path)
+                return
+        except FileNotFoundError:
+            pass  # it was taken away
+        publish_bytes(path, json.dumps(asdict(status)).encode("utf-8"), mode=0o600)
+        self._told_unsent = status.unsent_bytes > 0
 
     def is_due(self, *, along: bool = False) -> bool:
         """Whether the status is to be sent, `along` with something else if that is so.
@@ -139,7 +162,13 @@ class WorkerStatus:
         gpus = self._gpus.shown() if busy else {}
         return {"memory used": f"{round(memory.percent, -1):.0f}%", **gpus}
 
-    def _running(self, runner: Runner, entry: Entry, checkpoints: Checkpoints) -> RunningLine:
+    def _running(
+        self,
+        runner: Runner,
+        entry: Entry,
+        checkpoints: Checkpoints,
+        inherited: Callable[[str], str],
+    ) -> RunningLine:
         started = runner.journal.newest[entry.number].time
         safe = checkpoints.newest_safe(entry.run_id)
         makes_some = entry.stage != SHELL_STAGE and time.time() - started > TOLD_AT_RISK_SECONDS
@@ -151,7 +180,8 @@ class WorkerStatus:
             started=started,
             progress=read_progress(runner.run_dir(entry.run_id) / "progress.json"),
             last_line=last_line(self._layout.run_log(entry.run_id)),
-            checkpoint=safe.name if safe else "",
+            # What a run began with is safe, also while this worker has not yet said it again.
+            checkpoint=safe.name if safe else inherited(entry.run_id),
             at_risk_since=safe.made if safe else since,
         )
 

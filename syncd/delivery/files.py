@@ -399,6 +399,15 @@ class RemoteFiles:
         for path in set(self.paths()) - set(paths):
             self.apply(DropFile(path=path))
 
+    def newest(self, folder: str) -> str:
+        """Return which of the files below a folder that have arrived was said last; "" for none."""
+        row = self._state.row(
+            "SELECT path FROM remote_files WHERE here = 1 AND path >= ? AND path < ?"
+            " ORDER BY rowid DESC LIMIT 1",
+            *(f"{folder}/", f"{folder}0"),
+        )
+        return str(row[0]) if row else ""
+
     def missing(self) -> list[str]:
         """Paths of wanted files that are not in place yet."""
         return [path for (path,) in self._state.rows(_MISSING)]

@@ -14,6 +14,7 @@ from ends import Ends
 from waiting import eventually
 
 from protocol.checkpoints import CheckpointIndex
+from protocol.paths import Layout
 from protocol.schema import decode
 from protocol.states import Result
 
@@ -84,6 +85,13 @@ def running(ends: Ends) -> dict[str, Any]:
     return dict(found[0]) if found else {}
 
 
+def second_attempt(layout: Layout) -> dict[str, Any]:
+    """What a worker's own status says of the run while its second attempt runs; else nothing."""
+    path = layout.private / "status.json"
+    found = json.loads(path.read_bytes())["running"] if path.exists() else []
+    return next((dict(run) for run in found if run["attempt"] == 2), {})
+
+
 def told(ends: Ends, word: bytes) -> list[list[bytes]]:
     """Names and hashes that the stage told after a word."""
     lines = (line.split() for line in ends.log("train").splitlines())
@@ -103,6 +111,9 @@ def test_a_checkpoint_is_told_as_safe_and_found_by_the_next_vm(local_ends: Ends)
     )
     ends.lose_vm()
     ends.new_vm().start()
+    again = eventually(lambda: second_attempt(ends.vm.layout), within=60)
+    assert again["checkpoint"] == "1.pt", "what it began with is safe from the start"
+    assert again["at_risk_since"] == again["started"]
     eventually(
         lambda: ends.log("train").count(b"\nlooked") == 2, within=60, what=lambda: ends.told(1)
     )
