@@ -87,7 +87,8 @@ def initialise(
         )
     key = None if unsealed else _key(layout, role, key_file)
     if known is not None and (layout.private / "state.db").exists():
-        _check_same(layout, known, settings, key)
+        check_same_end(layout, known, settings)
+        _check_same_key(layout, role, key)
     _check_remotes(settings)
     try:
         _write(layout, settings, key)
@@ -97,8 +98,11 @@ def initialise(
     return _told(layout, settings, key)
 
 
-def _check_same(layout: Layout, known: Settings, settings: Settings, key: Key | None) -> None:
-    """An end that was at work stays the end that it is: its state says what it sent, and where."""
+def check_same_end(layout: Layout, known: Settings, settings: Settings) -> None:
+    """An end that was at work stays the end that it is: its state says what it sent, and where.
+
+    Raises UsageError where `settings` make another one of it than `known` says that it was.
+    """
     why = hint = ""
     if known.role is not settings.role:
         why = f"it is the {known.role}'s end, and has been at work"
@@ -110,14 +114,19 @@ def _check_same(layout: Layout, known: Settings, settings: Settings, key: Key | 
             "Make another folder an end, or take along what is on that remote: stop `syncd watch`, "
             f"`rclone copy {before} {after}`, set remote in {layout.settings}."
         )
-    elif not _same(key, load_key(layout)):
-        why = "it has been at work with another key, or with none"
-        hint = (
-            f"If the other end has a new key, add --rotate; else make the {settings.role}'s end "
-            "in another folder."
-        )
     if why:
         raise UsageError("syncd init", path=layout.root, why=why, hint=hint)
+
+
+def _check_same_key(layout: Layout, role: Role, key: Key | None) -> None:
+    if not _same(key, load_key(layout)):
+        raise UsageError(
+            "syncd init",
+            path=layout.root,
+            why="it has been at work with another key, or with none",
+            hint="If the other end has a new key, add --rotate; else make the "
+            f"{role}'s end in another folder.",
+        )
 
 
 def _same_remote(before: str, after: str) -> bool:

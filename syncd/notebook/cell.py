@@ -65,6 +65,7 @@ def cell_text(wanted: Wanted, key: Key | None) -> str:
     """Return the one cell. The same `wanted` gives another text each time, which does the same."""
     locked = lock(secret_of(key), {"remotes": wanted.remotes, "rclone": wanted.rclone})
     options = {
+        "shared": key.folder if key else "",  # the folder's id, which is no secret
         "folder": wanted.folder or FOLDERS[wanted.platform],
         "trainer": wanted.trainer,
         "stop_when_idle": wanted.stop_when_idle,

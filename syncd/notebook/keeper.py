@@ -12,27 +12,27 @@ import contextlib
 import hashlib
 import importlib.metadata
 import os
+import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import DataError, RunFailedError, UserError
+from protocol.errors import DataError, ExitCode, RunFailedError, UserError
 from protocol.paths import Layout
-from protocol.publish import make_dirs, publish_bytes, publish_json
+from protocol.publish import publish_json
 from protocol.schema import decode, dumps, loads
-from protocol.status import Status, render_status
-from protocol.wire import Role
-from syncd.config import Key, load_key, make_private
+from protocol.status import Status, duration, render_status
 from syncd.leaving import Reason, read_left
+from syncd.notebook.endings import Endings, last_error, told_code
+from syncd.notebook.folder import Request, prepare, rclone_config
 from syncd.notebook.html import render_html
-from syncd.platform import Identity, has_ended, is_locked, own_session
-from syncd.setup import initialise, rotate
+from syncd.notebook.pulse import Pulse
+from syncd.platform import Identity, is_locked, own_session
 from syncd.stages.attempt_files import read_file
 from syncd.view import read_status
 
@@ -41,77 +41,72 @@ FRAME_SECONDS = 10.0
 END_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 60.0
 LOG_BYTES = 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a cell asks for: its worker's folder, key ("" for none), and remotes, in order."""
-
-    folder: str
-    key: str
-    remotes: tuple[str, ...]
-    stop_when_idle: str = ""
+# For how long a worker may not answer until that is said, and until it is killed.
+SILENT_SECONDS = 30.0
+FROZEN_SECONDS = 120.0
+# A worker that ends with these does so again: what a person has written is wrong.
+HOPELESS = (ExitCode.USAGE, ExitCode.CONFIG)
+_WHAT = "keep the worker running"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """The `syncd watch` that a keeper started: `made_of` tells whether it is what is wanted now."""
+    """The `syncd watch` that a keeper started: `made_of` tells whether it is what is wanted now.
+
+    `mark` is what the file that shows whether it answers had for a time when it was started.
+    """
 
     process: Identity
     made_of: str
+    mark: int = -1
 
 
 class Keeper:
     """Looks after one worker. `over` says why there is nothing left to be done, once that is so."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(
+        self,
+        request: Request,
+        *,
+        silent_after: float = SILENT_SECONDS,
+        frozen_after: float = FROZEN_SECONDS,
+    ) -> None:
+        """After `silent_after` seconds it is said that the worker does not answer; after
+        `frozen_after` it is killed, and another one started."""
         self.layout = Layout(Path(request.folder))
         self.over = ""
         self.idle = False
         self._request = request
+        self._silent_after, self._frozen_after = silent_after, frozen_after
         self._began = time.time()
         self._record = self.layout.private / "kept.json"
         self._log = self.layout.private / "watch.log"
+        self._log_start = 0
         self._child: subprocess.Popen[bytes] | None = None
+        self._alive: Identity | None = None  # as it was seen last
+        self._endings = Endings()
+        self._pulse = Pulse(self.layout.private / "status.json")
+        self._silence = 0.0
         self._starts = 0
         self._due = 0.0
 
     def prepare(self) -> None:
         """Make the folder a worker's end, as is asked for. Raises UserError."""
-        request, layout = self._request, self.layout
-        make_dirs(layout.root)
-        make_private(layout)
-        given = Key.parse(request.key) if request.key else None
-        kept = load_key(layout, {})
-        if given and kept and (kept.secret, kept.previous) != (given.secret, given.previous):
-            self._rotate(request.key)
-        elif given:
-            given.save(layout)
-        config = layout.private / "rclone.conf"
-        initialise(
-            layout,
-            role=Role.WORKER,
-            remote=request.remotes[0],
-            fallback=request.remotes[1:],
-            unsealed=given is None,
-            rclone_config=str(config) if config.exists() and config.stat().st_size else "",
-        )
-
-    def _rotate(self, key: str) -> None:
-        with tempfile.TemporaryDirectory(dir=self.layout.private) as folder:
-            file = Path(folder) / "key"
-            publish_bytes(file, key.encode("ascii"), mode=0o600)
-            rotate(self.layout, key_file=file)
+        prepare(self.layout, self._request)
 
     def look(self) -> None:
-        """Start the worker where none runs, and another one where it is not as is asked for."""
+        """Start the worker where none runs, and another one where it is not as is asked for, or
+        does not answer. Raises RunFailedError when one would end at once, as the last one did."""
         made_of, kept = self._made_of(), self._kept()
+        self._note_end()
         if self._runs(kept):
             if time.monotonic() > self._due + LONGEST_PAUSE_SECONDS:
                 self._starts = 0
-            if kept is None or not kept.process.alive() or kept.made_of == made_of:
+            if kept is None or not kept.process.alive():
                 return
-            self._end(kept.process)
+            self._alive = kept.process
+            if not self._ended(kept, made_of):
+                return
         elif why := self._why_over():
             self.over = why
             return
@@ -119,15 +114,61 @@ class Keeper:
             self._start(made_of)
 
     def _runs(self, kept: Kept | None) -> bool:
-        if self._child is not None and has_ended(self._child):
-            self._child.wait()
-            self._child = None
         alive = kept is not None and kept.process.alive()
         return alive or bool(is_locked(self.layout.private / "lock"))
 
+    def _note_end(self) -> None:
+        """Take note when the worker has ended, and of how. Raises RunFailedError."""
+        if self._alive is None or self._alive.alive():
+            return
+        self._alive, self._silence = None, 0.0
+        code = self.reap()
+        if code in HOPELESS:
+            said = last_error(self._log, self._log_start) or f"see {self._log}"
+            raise RunFailedError(
+                _WHAT,
+                why=f"it ended with exit code {code}: {said}",
+                hint="It would end so again. Mend that, and run the cell again; runs go on.",
+            )
+        self._endings.note("" if code is None else told_code(code, self._log, self._log_start))
+
+    def reap(self) -> int | None:
+        """Return the exit code of the worker that has ended, None where it was another's child."""
+        child, self._child = self._child, None
+        return None if child is None else child.wait()
+
+    def _ended(self, kept: Kept, made_of: str) -> bool:
+        """End a worker that is not as is asked for, or that is frozen; its stages go on."""
+        self._silence = self._pulse.silence(kept.mark)
+        if self._silence > self._frozen_after and not self._is_leaving():
+            kept.process.signal(signal.SIGKILL)
+            self._endings.note(f"it had not answered for {duration(self._silence)}, and was killed")
+        elif kept.made_of != made_of:
+            kept.process.signal(signal.SIGTERM)
+            if not _is_gone(kept.process):
+                kept.process.signal(signal.SIGKILL)
+        else:
+            return False
+        if not _is_gone(kept.process):
+            why = f"process {kept.process.pid} does not end"
+            raise RunFailedError("start the worker anew", why=why)
+        self.reap()
+        self._alive, self._silence = None, 0.0
+        return True
+
+    def _is_leaving(self) -> bool:
+        """Whether the worker says goodbye, which may take long, and does nothing else then."""
+        with contextlib.suppress(DataError):
+            status = read_status(self.layout)
+            return bool(status and status.leaving)
+        return False
+
     def _why_over(self) -> str:
         if self.layout.fence.exists():
-            return "another worker has taken over: this machine is not needed any more"
+            return (
+                "another worker has taken over: this machine is not needed any more. To take it "
+                f"back, stop the other one, remove {self.layout.private} and run the cell again."
+            )
         with contextlib.suppress(DataError):
             left = read_left(self.layout)
             # One that left before this cell was run was wanted again.
@@ -143,7 +184,9 @@ class Keeper:
         command = [sys.executable, "-P", "-m", "syncd", "watch", "--folder", str(self.layout.root)]
         if self._request.stop_when_idle:
             command += ["--stop-when-idle", self._request.stop_when_idle]
+        mark = self._pulse.mark()
         with open(self._log, "ab") as log:
+            self._log_start = log.tell()
             self._child = subprocess.Popen(
                 command,
                 cwd=self.layout.root,
@@ -155,19 +198,10 @@ class Keeper:
             )
         pause = min(2.0**self._starts, LONGEST_PAUSE_SECONDS)
         self._starts, self._due = self._starts + 1, time.monotonic() + pause
-        if process := Identity.of(self._child.pid):
-            kept = Kept(process=process, made_of=made_of)
+        self._alive = Identity.of(self._child.pid)
+        if self._alive:
+            kept = Kept(process=self._alive, made_of=made_of, mark=mark)
             publish_json(self._record, asdict(kept), mode=0o600)
-
-    def _end(self, process: Identity) -> None:
-        """End a worker, whose stages go on. Raises RunFailedError when it does not end."""
-        process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + END_SECONDS
-        while process.alive():
-            if time.monotonic() >= deadline:
-                why = f"process {process.pid} does not end"
-                raise RunFailedError("start the worker anew", why=why)
-            time.sleep(0.05)
 
     def _kept(self) -> Kept | None:
         with contextlib.suppress(DataError):
@@ -178,7 +212,11 @@ class Keeper:
         """What a worker depends on that is read only when it starts, as a digest."""
         digest = hashlib.sha256(importlib.metadata.version("syncd").encode())
         digest.update(self._request.stop_when_idle.encode())
-        for path in (self.layout.settings, self.layout.key, self.layout.private / "rclone.conf"):
+        # rclone writes new tokens to its file, of which the worker has heard then.
+        given = self._request.rclone
+        config = [] if given is not None else [rclone_config(self.layout)]
+        digest.update(hashlib.sha256((given or "").encode()).digest())
+        for path in (self.layout.settings, self.layout.key, *config):
             with contextlib.suppress(FileNotFoundError):
                 digest.update(hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
@@ -186,29 +224,38 @@ class Keeper:
     def frame(self, now: float) -> dict[str, Any]:
         """Return what the cell is to show, as text and as HTML."""
         status, notes = self._status(now), list(self._notes())
-        lines = [*notes, render_status(status, now=now, ago=True) if status else "starting"]
-        return {"text": "\n".join(lines), "html": render_html(status, notes, now=now)}
+        lines = [render_status(status, now=now, ago=True) if status else "starting"]
+        return {"text": "\n".join([*notes, *lines]), "html": render_html(status, notes, now=now)}
 
     def _status(self, now: float) -> Status | None:
         try:
             status = read_status(self.layout)
         except DataError:
             return None
-        # It is written when it changes: while the worker runs, it is as of now.
-        runs = status and not status.leaving and self._runs(self._kept())
-        return replace(status, time=now) if status and runs else status
+        # It is written when it changes: while the worker answers, it is as of now.
+        if status is None or status.leaving or not self._runs(self._kept()):
+            return status
+        answers = self._silence <= self._silent_after
+        return replace(status, time=now if answers else self._pulse.mark() / 1e9)
 
     def _notes(self) -> Iterator[str]:
         if self.over:
             yield self.over
-        elif self._starts > 1:
-            yield f"the worker ended, and was started again: {self._last_line()}"
+            return
+        if self._silence > self._silent_after:
+            yield f"the worker has not answered for {duration(self._silence)}"
+        if told := self._endings.told():
+            yield told
 
-    def _last_line(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = self._log.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
-            return lines[-1] if lines else ""
-        return ""
+
+def _is_gone(process: Identity) -> bool:
+    """Wait for a process to end; return whether it has."""
+    deadline = time.monotonic() + END_SECONDS
+    while process.alive():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def frames(keeper: Keeper) -> Iterator[dict[str, Any]]:
@@ -221,12 +268,16 @@ def frames(keeper: Keeper) -> Iterator[dict[str, Any]]:
     while not keeper.over:
         keeper.look()
         frame = keeper.frame(time.time())
-        news = frame["text"].partition("\n")[2]
+        news = _AS_OF.sub("", frame["text"])
         if news != shown or time.monotonic() >= due:
             shown, due = news, time.monotonic() + FRAME_SECONDS
             yield frame
         time.sleep(LOOK_SECONDS)
     yield keeper.frame(time.time()) | {"end": keeper.over, "release": keeper.idle}
+
+
+# Of a worker that answers this is no news.
+_AS_OF = re.compile(r"^worker \S+ on .*, as of .*$", re.MULTILINE)
 
 
 def main() -> int:

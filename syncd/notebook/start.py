@@ -8,6 +8,7 @@ process of its own, whose frames are shown here.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import json
 import os
@@ -24,7 +25,17 @@ OLDEST = (3, 11)
 _FITTED = re.compile(r"torch|triton|nvidia|cuda|jax|tensorflow|numpy", re.IGNORECASE)
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?\Z", re.I)
 _FROZEN = ("all that is here", "torch and what belongs to it", "")
+# How many of the packages that were installed are named: the largest.
+SHOWN_PACKAGES = 4
+SHOWN_LINES = 12  # of what pip says when it fails
 Fetch = Callable[[str, Mapping[str, Any]], bytes]
+
+
+class CellError(Exception):
+    """What is wrong, and what to do: a notebook shows that, and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 def start(
@@ -34,25 +45,59 @@ def start(
     options: Mapping[str, Any],
     files: Mapping[str, Mapping[str, Any]],
     fetch: Fetch,
+    rclone: str | None = None,
 ) -> None:
     """Make this machine a worker, and show how it is until the cell is interrupted.
 
-    `key` is "" where nothing is sealed; `options` are the cell's, `files` the manifest's, and
-    `fetch` returns one of them, checked. Raises SystemExit, which says what to do.
+    `key` is "" where nothing is sealed; `options` are the cell's, `files` the manifest's, `fetch`
+    returns one of them, checked, and `rclone` is the text of the configuration that the remotes
+    need, None where a cell has put it into the folder itself. Raises CellError.
     """
     if sys.version_info < OLDEST:
-        raise SystemExit(f"Python {sys.version.split()[0]} is too old: 3.11 or later is needed.")
+        raise CellError(f"Python {sys.version.split()[0]} is too old: 3.11 or later is needed.")
     folder = Path(options["folder"]).expanduser().absolute()
+    if others := whose(folder, key):
+        raise CellError(f"{folder} is {others}. {ELSEWHERE}")
     install(folder, options, files, fetch)
     request = {
         "folder": str(folder),
         "key": key,
         "remotes": list(remotes),
+        "rclone": rclone,
         "stop_when_idle": options.get("stop_when_idle", ""),
     }
     told = show(request)
     if told.get("release"):
         _release()
+
+
+# The folder
+
+ELSEWHERE = "Make this cell with another --worker-folder, or remove that folder."
+_KEY = re.compile(r"syncd1\.([0-9a-f]{16})\.")
+
+
+def whose(folder: Path, key: str) -> str:
+    """Return whose folder that is, if not that of the worker which the key is for; "" if it is.
+
+    Nothing may be written into the folder of another shared folder: a worker may be at work there.
+    """
+    import tomllib  # Python before 3.11 has none
+
+    settings, kept, theirs = {}, folder / ".syncd" / "key", None
+    with contextlib.suppress(OSError, ValueError):
+        settings = tomllib.loads((folder / "syncd.toml").read_text("utf-8-sig"))
+    with contextlib.suppress(OSError):
+        theirs = _KEY.search(kept.read_text("ascii", "replace"))
+    ours = _KEY.search(key)
+    if settings.get("role") == "controller":
+        return "the controller's end of a shared folder, and no worker's"
+    cell = f"this cell is for {ours[1]}" if ours else "this cell is for one without a key"
+    if theirs and (ours is None or theirs[1] != ours[1]):
+        return f"the worker's folder of another shared folder, {theirs[1]}; {cell}"
+    if settings.get("unsealed") and ours:
+        return f"the worker's folder of a shared folder without a key; {cell}"
+    return ""
 
 
 # Installing
@@ -76,7 +121,7 @@ def install(
         for old in set(kept.glob("*.whl")) - set(wheels):
             old.unlink()
     if not _works(trainer):
-        raise SystemExit(f"syncd {version} was installed, and does not work:\n{_why(trainer)}")
+        raise CellError(f"syncd {version} was installed, and does not work:\n{_why(trainer)}")
     print(f"syncd {version} is installed" + (", and onnx works" if trainer else ""))
 
 
@@ -96,17 +141,49 @@ def _kept(folder: Path, name: str, files: Mapping[str, Mapping[str, Any]], fetch
 
 
 def _pip(wanted: Sequence[str], folder: Path) -> None:
-    """Have pip install, with as much as possible left as it is."""
+    """Have pip install, with as much as possible left as it is. Raises CellError."""
+    print("installing with pip: it may take some minutes", flush=True)
     for frozen in _FROZEN:
         constraints = folder / "constraints.txt"
         constraints.write_text("".join(f"{line}\n" for line in _constraints(frozen)))
         code, output = _run_pip(["-c", str(constraints), *wanted])
         if code == 0:
+            print(_came(output), flush=True)
             return
         if "ResolutionImpossible" not in output and "conflict" not in output:
             break
-        print(f"with {frozen} left alone it cannot be installed" if frozen else "")
-    raise SystemExit(f"pip could not install it:\n{output[-2000:]}")
+        if frozen:
+            print(f"with {frozen} left alone it cannot be installed", flush=True)
+    said = "\n".join(output.strip().splitlines()[-SHOWN_LINES:])
+    raise CellError(f"pip could not install it:\n{said}\n{_what_to_do(output)}".rstrip())
+
+
+def _what_to_do(output: str) -> str:
+    """Return what a person can do about what pip has said, "" where that is not known."""
+    if "No module named pip" in output:
+        return f"There is no pip in this Python: `{sys.executable} -m ensurepip` installs it."
+    if "No matching distribution found" in output:
+        return "Is the internet on? On Kaggle it is switched on in the notebook's Settings."
+    return ""
+
+
+def _came(output: str) -> str:
+    """Return in a line what pip says it has installed: how many, and the largest by name."""
+    found = re.search(r"^Successfully installed (.+)$", output, re.MULTILINE)
+    packages = [word.rpartition("-") for word in found[1].split()] if found else []
+    importlib.invalidate_caches()
+    largest = sorted(packages, key=lambda package: _size(package[0]), reverse=True)
+    named = [f"{name} {version}" for name, _, version in largest[:SHOWN_PACKAGES]]
+    more = ["…"] if len(packages) > len(named) else []
+    plural = "" if len(packages) == 1 else "s"
+    return f"installed {len(packages)} package{plural}: {', '.join([*named, *more])}"
+
+
+def _size(name: str) -> int:
+    """Return how many bytes an installed package has."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return sum(file.size or 0 for file in importlib.metadata.files(name) or ())
+    return 0
 
 
 def _constraints(frozen: str) -> Iterator[str]:
@@ -120,19 +197,19 @@ def _constraints(frozen: str) -> Iterator[str]:
 
 
 def _run_pip(arguments: Sequence[str]) -> tuple[int, str]:
-    """Run pip, printing what it does; return its exit code and all that it said."""
-    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", *arguments]
+    """Run pip; return its exit code and all that it said."""
+    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "--no-color"]
     environ = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    said: list[str] = []
-    with subprocess.Popen(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as pip:
-        assert pip.stdout is not None
-        for line in pip.stdout:
-            said.append(line)
-            if line.startswith(("Collecting", "Installing", "Successfully", "ERROR")):
-                print(line.rstrip()[:200])
-    return pip.returncode, "".join(said)
+    pip = subprocess.run(
+        [*command, *arguments],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return pip.returncode, pip.stdout
 
 
 def _version_of(name: str) -> str | None:
@@ -163,11 +240,12 @@ def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
 def show(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Have a keeper look after the worker, and show its frames; return the last one.
 
-    Raises SystemExit when the keeper fails.
+    Raises CellError when the keeper fails.
     """
     log = Path(request["folder"]) / ".syncd" / "cell.log"
     command = [sys.executable, "-P", "-m", "syncd.notebook"]
     frame: dict[str, Any] = {}
+    display = Display()
     with (
         open(log, "w") as errors,
         subprocess.Popen(
@@ -179,23 +257,25 @@ def show(request: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             with keeper.stdin as file:
                 json.dump(request, file)
-            display = Display()
             for line in keeper.stdout:
                 frame = json.loads(line)
                 if "text" in frame:
                     display.show(frame)
         except KeyboardInterrupt:
             keeper.terminate()
+            display.stop()
             print(_INTERRUPTED)
             return {}
     if keeper.returncode:
-        raise SystemExit(frame.get("error") or f"what looks after the worker failed: see {log}")
+        raise CellError(frame.get("error") or f"what looks after the worker failed: see {log}")
     return frame
 
 
-_INTERRUPTED = """
-This cell does not show it any more. The worker and its runs go on; but an idle notebook is taken
-away, so run the cell again."""
+_INTERRUPTED = (
+    "\nThis cell does not show it any more. The worker and its runs go on; but an idle notebook is "
+    "taken away, so run the cell again."
+)
+_STOPPED = "NOT LIVE ANY MORE: this cell was interrupted, and shows how it was then."
 
 
 class Display:
@@ -206,21 +286,28 @@ class Display:
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._text = ""
+        self._last: Mapping[str, Any] = {"text": ""}
 
     def show(self, frame: Mapping[str, Any]) -> None:
         """Show a frame: its "text", and its "html" where that can be shown."""
         shell, show = _ipython()
         if shell is None:
-            if frame["text"] != self._text:
+            if frame["text"] != self._last["text"]:
                 print(frame["text"], flush=True)
-            self._text = frame["text"]
+            self._last = frame
             return
+        self._last = frame
         bundle = {"text/plain": frame["text"], "text/html": frame["html"]}
         if self._handle is None:
             self._handle = show(bundle, raw=True, display_id=True)
         else:
             self._handle.update(bundle, raw=True)
+
+    def stop(self) -> None:
+        """Have what is shown say that it is not live any more."""
+        if self._handle is not None:
+            text, html = (self._last[kind] for kind in ("text", "html"))
+            self.show({"text": f"{_STOPPED}\n{text}", "html": f"<b>{_STOPPED}</b>{html}"})
 
 
 def _ipython() -> tuple[Any, Any]:
