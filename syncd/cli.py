@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, validators
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, validators
 
 from protocol.errors import ConfigError, DataError, ExitCode, RunFailedError, UsageError, UserError
 from protocol.logs import parse_log_line
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from syncd.view import CommandView
 
 Folder = Annotated[Path | None, Parameter(name=["--folder", "-C"], env_var="SYNCD_FOLDER")]
-Json = Annotated[bool, Parameter(negative=())]
-Flag = Annotated[bool, Parameter(negative=())]
+Json = Annotated[bool, Parameter(negative=(), show_default=False)]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Fallback = Annotated[tuple[str, ...], Parameter(negative=())]
 BRIDGE_ADDRESS = "127.0.0.1:8766"
 
@@ -178,7 +178,9 @@ def watch(
     url: str = "",
     stop_when_idle: str | None = None,
     folder: Folder = None,
-    verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative=())] = False,
+    verbose: Annotated[
+        bool, Parameter(name=["--verbose", "-v"], negative=(), show_default=False)
+    ] = False,
 ) -> None:
     """Keep this end in sync, until it is interrupted. On the worker: run what the queue says.
 
@@ -257,7 +259,9 @@ def run(
     stage: str,
     /,
     *,
-    wait: Annotated[bool, Parameter(name=["--wait", "-w"], negative=())] = False,
+    wait: Annotated[
+        bool, Parameter(name=["--wait", "-w"], negative=(), show_default=False)
+    ] = False,
     folder: Folder = None,
     json: Json = False,
 ) -> None:
@@ -287,7 +291,9 @@ def sh(
     command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
     *,
-    wait: Annotated[bool, Parameter(name=["--wait", "-w"], negative=())] = False,
+    wait: Annotated[
+        bool, Parameter(name=["--wait", "-w"], negative=(), show_default=False)
+    ] = False,
     folder: Folder = None,
     json: Json = False,
 ) -> None:
@@ -465,7 +471,9 @@ def logs(
     stage: str,
     /,
     *,
-    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
+    follow: Annotated[
+        bool, Parameter(name=["--follow", "-f"], negative=(), show_default=False)
+    ] = False,
     lines: Annotated[
         int | None, Parameter(name=["--lines", "-n"], validator=validators.Number(gte=0))
     ] = None,
@@ -581,8 +589,8 @@ app.command(
     name="bridge",
     help="""Let workers reach this folder without a cloud drive, until it is interrupted.
 
-    Serves the objects and, read-only, serve/, to who has the password that it
-    prints. `syncd watch` runs beside it; `syncd watch --bridge` does both.""",
+    Serves the objects and, read-only, serve/, to who has its password, which
+    --show prints. `syncd watch` runs beside it; `syncd watch --bridge` does both.""",
     help_epilogue=(
         "Examples:\n\n    syncd bridge --tunnel cloudflared\n"
         "    syncd bridge --show\n"
@@ -677,7 +685,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error), error.exit_code)
     except CycloptsError as error:
-        return _fail(str(error), ExitCode.USAGE)
+        return _fail(f"{error}{_choices(error)}", ExitCode.USAGE)
     except BrokenPipeError:
         # The reader of our output has gone (`syncd logs pretrain | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -692,6 +700,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", ExitCode.INTERRUPTED)
     return ExitCode.OK
+
+
+def _choices(error: CycloptsError) -> str:
+    """Return what an argument that is missing may be, where that is one of a few words."""
+    if not isinstance(error, MissingArgumentError) or error.argument is None:
+        return ""
+    choices = error.argument.get_choices()
+    return f" It is one of: {', '.join(choices)}." if choices else ""
 
 
 def _fail(message: str, code: ExitCode) -> int:

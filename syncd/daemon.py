@@ -306,7 +306,7 @@ class Daemon(ABC):
                 lasting = not isinstance(error, Transient)
                 if lasting and not (self.link.joined and self.remotes):
                     raise
-                log.warning("%s", error)
+                log.warning("%s", _told(error))
                 if self.link.joined:
                     return
                 failures += 1
@@ -401,7 +401,7 @@ class Daemon(ABC):
         except FencedError as error:
             self.fence(error)
         except UserError as error:
-            self._note_failure(loop, error, str(error))
+            self._note_failure(loop, error, _told(error))
         except OSError as error:
             self._note_failure(loop, error, f"{error.strerror or error}: {error.filename or ''}")
         except Exception as error:
@@ -522,6 +522,12 @@ class Daemon(ABC):
         """Say what was refused of what arrived, and what has not arrived."""
         told = self.link.refusals.told()
         return ([told] if told else []) + self.link.waits()
+
+
+def _told(error: UserError) -> str:
+    """Return an error with what is done about it, where that is to try again soon."""
+    again = " It is tried again every few seconds." if isinstance(error, Unreachable) else ""
+    return f"{error}{again}"
 
 
 def _pause(failures: int, error: Exception) -> float:

@@ -68,10 +68,10 @@ def initialise(
             hint="Move it away, at both ends, to do without.",
         )
     known = load_settings(layout, {}, {}) if layout.settings.exists() else None
-    others = tuple(map(_absolute, fallback))
+    others = tuple(map(absolute, fallback))
     settings = Settings(
         role=role,
-        remote=_absolute(remote),
+        remote=absolute(remote),
         fallback=others,
         rclone_config=rclone_config,
         unsealed=unsealed,
@@ -243,15 +243,21 @@ def _write(layout: Layout, settings: Settings, key: Key | None) -> None:
             publish_bytes(layout.queue, QUEUE_START)
 
 
-def _absolute(remote: str) -> str:
-    """Return a local folder as it is meant from here, wherever the daemon is started later.
+def is_local(remote: str) -> bool:
+    """Whether a remote is a folder of this machine, as rclone reads it.
 
-    A name before a colon is a remote's, as rclone reads it; a slash before it makes it a path, and
-    so does a drive's letter on Windows.
+    A name before a colon is a remote's; a slash before it makes it a path, and so does a drive's
+    letter on Windows.
     """
     remote = remote.strip()
     named = not starts_with_drive(remote) and re.match(r"[^:,/\\]*[:,].*", remote) and ":" in remote
-    if named or not remote:
+    return bool(remote) and not named
+
+
+def absolute(remote: str) -> str:
+    """Return a local folder as it is meant from here, wherever the daemon is started later."""
+    remote = remote.strip()
+    if not is_local(remote):
         return remote
     try:
         return str(Path(remote).expanduser().resolve())

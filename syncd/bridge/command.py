@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,8 +49,8 @@ def bridge(
     folder
         The shared folder's end here.
     show
-        Print again what the bridge that runs has printed, with
-        the URL of now. The exit code is 5 when none runs, or
+        Print what to paste at a worker of the bridge that runs,
+        with its password and the URL of now. The exit code is 5 when none runs, or
         it has no URL yet.
     show_key
         Print the key too, so that what is to be pasted is whole.
@@ -82,7 +83,7 @@ _SHOW = "syncd bridge --show"
 
 
 def _show(layout: Layout, settings: Settings, *, show_key: bool, json: bool) -> None:
-    """Print again what the bridge that runs has printed. Raises RemoteError where none does."""
+    """Print what to paste at a worker of the bridge that runs. Raises RemoteError for none."""
     from syncd.bridge import current_url, told
     from syncd.bridge.running import is_running, read_record
     from syncd.config import load_key
@@ -98,7 +99,7 @@ def _show(layout: Layout, settings: Settings, *, show_key: bool, json: bool) -> 
     if json:
         _print(told.json_line(record.url, password_file(layout)))
     else:
-        teller = _Teller(layout, settings, load_key(layout), show_key)
+        teller = _Teller(layout, settings, load_key(layout), show_key, to_person=True)
         _print(teller.first(record.url, record.advice))
 
 
@@ -107,30 +108,38 @@ _START = "Start one: `syncd watch --bridge`, or `syncd bridge`, with the --tunne
 
 @dataclass(frozen=True)
 class _Teller:
-    """Says what a person is told of a bridge, at first and when its URL is another one."""
+    """Says what a person is told of a bridge, at first and when its URL is another one.
+
+    The password is in it only with `to_person`: what goes into a file may be kept there for ever.
+    """
 
     layout: Layout
     settings: Settings
     key: Key | None
     show_key: bool
+    to_person: bool
 
     def first(self, url: str, advice: str) -> str:
         from syncd.bridge import told
 
-        text = told.first_text(
-            self._remote(url),
-            self.key,
-            show_key=self.show_key,
-            key_path=self.layout.key,
-            fallback=self.settings.fallback,
-        )
+        text = told.brief_text()
+        if self.to_person:
+            text = told.first_text(
+                self._remote(url),
+                self.key,
+                show_key=self.show_key,
+                key_path=self.layout.key,
+                fallback=self.settings.fallback,
+            )
         return "\n\n".join(part for part in (f"bridge: {url}", advice, text) if part)
 
     def changed(self, url: str) -> str:
         from syncd.bridge import told
 
-        text = "A worker with the other remote finds it by itself.\n"
-        if not self.settings.fallback:
+        text = told.brief_changed_text()
+        if self.settings.fallback:
+            text = "A worker with the other remote finds it by itself.\n"
+        elif self.to_person:
             text = told.changed_text(self._remote(url), sealed=self.key is not None)
         return f"bridge: {url}\n\n{text}"
 
@@ -161,7 +170,7 @@ def running(
     from syncd.config import load_key
 
     at = Address.parse(address)
-    teller = _Teller(layout, settings, load_key(layout), show_key)
+    teller = _Teller(layout, settings, load_key(layout), show_key, to_person=sys.stdout.isatty())
     seen: list[str] = []
 
     def tell(url: str) -> None:

@@ -20,6 +20,11 @@ def worker_remote(url: str, password: str) -> str:
     return Address(f"{url}/{OBJECTS}", USER, password).text()
 
 
+IN_A_NOTEBOOK = (
+    "For a notebook's VM: `syncd bootstrap --platform colab` (kaggle, jupyter) makes the cell.\n"
+)
+
+
 def first_text(
     remote: str,
     key: Key | None,
@@ -28,48 +33,62 @@ def first_text(
     key_path: Path,
     fallback: Sequence[str] = (),
 ) -> str:
-    """Return what to paste at a worker, in a shell or in a notebook's cell.
+    """Return what to do for a worker in a notebook, and what to paste at one that has a shell.
 
     It makes a folder the worker's end, which keeps what is given to it, and starts the daemon. The
-    key is asked for there, so that no notebook keeps it, unless `show_key`.
+    key is asked for there, unless `show_key`.
     """
-    in_shell, in_cell = [f"export SYNCD_REMOTE={shlex.quote(remote)}"], [_python(remote)]
+    lines = [f"export SYNCD_REMOTE={shlex.quote(remote)}"]
     where = ""
     if fallback:
-        listed = ",".join(fallback)
-        in_shell.append(f"export SYNCD_FALLBACK={shlex.quote(listed)}")
-        in_cell.append(f'os.environ["SYNCD_FALLBACK"] = {json.dumps(listed)}')
+        lines.append(f"export SYNCD_FALLBACK={shlex.quote(','.join(fallback))}")
     if key is not None and show_key:
-        text = " ".join(key.text().split())
-        in_shell.append(f"export SYNCD_KEY={shlex.quote(text)}")
-        in_cell.append(f'os.environ["SYNCD_KEY"] = {json.dumps(text)}')
+        lines.append(f"export SYNCD_KEY={shlex.quote(' '.join(key.text().split()))}")
     elif key is not None:
+        which = "a line of" if key.previous else "the line in"
         where = (
-            f"They ask for the key, which is the line in {key_path}\n"
-            "(`syncd bridge --show --show-key` prints them with the key in them).\n"
+            f"It asks for the key, which is {which} {key_path}\n"
+            "(`syncd bridge --show --show-key` prints it with the key in it).\n"
         )
-        in_shell.append("read -rsp 'key: ' SYNCD_KEY && export SYNCD_KEY")
-        in_cell.insert(0, "import getpass")
-        in_cell.append('os.environ["SYNCD_KEY"] = getpass.getpass("key: ")')
-    start = _start(sealed=key is not None)
+        lines.append("read -rsp 'key: ' SYNCD_KEY && export SYNCD_KEY")
     return (
-        "Paste at the worker, where syncd must be installed (`pip install .` in a checkout), in a "
-        "shell:\n\n"
-        f"{_block([*in_shell, start])}\n"
-        f"or in a notebook's cell:\n\n{_block([*in_cell, f'!{start}'])}\n"
+        f"{IN_A_NOTEBOOK}\n"
+        "On a machine with a shell, where syncd must be installed (`pip install .` in a checkout), "
+        "paste:\n\n"
+        f"{_block([*lines, _start(sealed=key is not None)])}\n"
         f"{where}The worker keeps them in the folder {FOLDER}: later `{WATCH}` is enough.\n"
+    )
+
+
+def brief_text() -> str:
+    """Return what is told where the password may be kept: what prints the rest."""
+    return (
+        f"{IN_A_NOTEBOOK}"
+        "For a machine with a shell: `syncd bridge --show` prints what to paste there.\n"
     )
 
 
 def changed_text(remote: str, *, sealed: bool = True) -> str:
     """Return what to do at a worker that knows another URL, and has no second remote."""
-    start = _start(sealed=sealed)
-    in_shell = f"export SYNCD_REMOTE={shlex.quote(remote)}; {start}"
+    in_shell = f"export SYNCD_REMOTE={shlex.quote(remote)}; {_start(sealed=sealed)}"
     return (
-        "The URL has changed. Stop `syncd watch` at the worker (its stages go on), and paste:\n\n"
-        f"{_block([in_shell])}\n"
-        f"or in a notebook's cell:\n\n{_block([_python(remote), f'!{start}'])}"
+        f"{_CHANGED} At a worker with a shell, stop `syncd watch` (its stages go on), and paste:"
+        f"\n\n{_block([in_shell])}"
     )
+
+
+def brief_changed_text() -> str:
+    """Return the same where the password may be kept."""
+    return (
+        f"{_CHANGED} At a worker with a shell, stop `syncd watch` (its stages go on), and paste "
+        "what `syncd bridge --show` prints.\n"
+    )
+
+
+_CHANGED = (
+    "The URL has changed. In a notebook, run the cell that `syncd bootstrap` now makes: it moves "
+    "the worker."
+)
 
 
 def _start(*, sealed: bool) -> str:
@@ -88,10 +107,6 @@ def json_line(url: str, password_file: Path) -> str:
             "password_file": str(password_file),
         }
     )
-
-
-def _python(remote: str) -> str:
-    return f'import os; os.environ["SYNCD_REMOTE"] = {json.dumps(remote)}'
 
 
 def _block(lines: list[str]) -> str:

@@ -10,10 +10,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from protocol.durations import DURATION_HINT, parse_duration
+from protocol.errors import UsageError
 from syncd.config import Key
 from syncd.notebook.sealed import lock, secret_of
 
 LINE = 96
+
+
+def check_idle_time(what: str, text: str) -> None:
+    """Raise UsageError for a --stop-when-idle that is no duration, before a VM finds that out."""
+    if text and parse_duration(text) is None:
+        raise UsageError(what, why=f"--stop-when-idle {text!r} is no time", hint=DURATION_HINT)
 
 
 class Platform(StrEnum):

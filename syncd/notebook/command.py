@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json as jsonlib
-import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,11 +13,20 @@ from cyclopts import Parameter
 
 from protocol.errors import ConfigError, RemoteError, UsageError
 from syncd.cli import Flag, Folder, Json
-from syncd.notebook.cell import SECRETS, Platform, Wanted, cell_text, notebook
+from syncd.notebook.cell import (
+    SECRETS,
+    Platform,
+    Wanted,
+    cell_text,
+    check_idle_time,
+    notebook,
+)
 
 if TYPE_CHECKING:
     from protocol.paths import Layout
-    from syncd.config import Settings
+    from syncd.config import Key, Settings
+    from syncd.notebook.payload import Payload
+    from syncd.notebook.reach import Way
 
 _WHAT = "syncd bootstrap"
 _HINT = "At the laptop, `syncd bootstrap` makes a cell for what is reached where now."
@@ -64,19 +73,18 @@ def bootstrap(
         Print the cell, where the notebook is, and what to mind, as JSON.
     """
     from syncd.config import load_settings
+    from syncd.notebook.reach import Way
     from syncd.view import find_folder
 
     if bridge and remote:
         raise UsageError(_WHAT, why="--bridge and --remote do not go together")
+    check_idle_time(_WHAT, stop_when_idle)
     layout = find_folder(folder or Path())
     made = _make(
         layout,
         load_settings(layout, {}),
         _Asked(
-            platform=platform,
-            bridge=bridge,
-            remote=remote,
-            url=url,
+            way=Way(platform=platform, bridge=bridge, remote=remote, url=url),
             worker_folder=worker_folder,
             trainer=not without_trainer,
             stop_when_idle=stop_when_idle,
@@ -95,16 +103,15 @@ def bootstrap(
 
 def colab_cell(layout: Layout, settings: Settings, *, stop_when_idle: str) -> str:
     """Return the cell for a Colab session, as `syncd bootstrap --platform colab` makes it."""
-    asked = _Asked(platform=Platform.COLAB, stop_when_idle=stop_when_idle)
+    from syncd.notebook.reach import Way
+
+    asked = _Asked(way=Way(platform=Platform.COLAB), stop_when_idle=stop_when_idle)
     return _make(layout, settings, asked).cell
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    platform: Platform
-    bridge: bool = False
-    remote: str = ""
-    url: str = ""
+    way: Way
     worker_folder: str = ""
     trainer: bool = True
     stop_when_idle: str = ""
@@ -119,76 +126,69 @@ class _Made:
 def _make(layout: Layout, settings: Settings, asked: _Asked) -> _Made:
     from syncd.bridge import bootstrap_folder
     from syncd.config import required_key
-    from syncd.notebook.payload import make_payload, upload
-    from syncd.notebook.rclone_config import excerpt
+    from syncd.notebook.payload import make_payload
+    from syncd.notebook.reach import find_reach
     from syncd.notebook.sealed import secret_of
     from syncd.rclone.address import is_address
-    from syncd.rclone.beside import opened
-    from syncd.rclone.remote import RcloneRemote
 
     key = required_key(layout, settings)
-    remotes = _remotes(layout, settings, asked)
+    reach = find_reach(layout, settings, asked.way)
     payload = make_payload(bootstrap_folder(layout), secret_of(key))
-    notes = [SECRETS[asked.platform], f"The key is the line in {layout.key}."]
-    if key is None:
-        notes = ["NOT SEALED: the cell holds the remote's password for all who read it."]
-    named = [remote for remote in remotes if not is_address(remote)]
-    text = ""
-    if named:
-        with opened(settings) as rclone:
-            found = excerpt(rclone, named)
-            for name in named:
-                upload(payload, RcloneRemote(rclone, name, treat_as=settings.profile))
-        text, notes = found.text, [*notes, *found.notes]
+    named = [remote for remote in reach.remotes if not is_address(remote)]
+    text, notes = _brought(settings, payload, named, needed=len(named) == len(reach.remotes))
     if not payload.has_rclone:
-        notes.append("rclone's wheel could not be fetched here: the VM has to get it itself.")
+        notes = (*notes, "rclone's wheel could not be fetched here: the VM has to get it itself.")
     wanted = Wanted(
-        platform=asked.platform,
-        remotes=remotes,
+        platform=asked.way.platform,
+        remotes=reach.remotes,
         rclone=text,
         folder=asked.worker_folder,
         trainer=asked.trainer,
         stop_when_idle=asked.stop_when_idle,
-        hint=_BRIDGE_HINT if len(named) < len(remotes) else _HINT,
+        hint=_BRIDGE_HINT if len(named) < len(reach.remotes) else _HINT,
     )
-    return _Made(cell=cell_text(wanted, key), notes=tuple(notes))
+    about_key = _about_key(layout, asked.way.platform, key)
+    return _Made(cell=cell_text(wanted, key), notes=(*about_key, *reach.notes, *notes))
 
 
-def _remotes(layout: Layout, settings: Settings, asked: _Asked) -> tuple[str, ...]:
-    """Return the remotes as a worker reaches them, in order."""
-    from syncd.bridge import objects_folder
-    from syncd.bridge.told import worker_remote
-
-    if asked.bridge or (not asked.remote and settings.remote == str(objects_folder(layout))):
-        url, password = _bridge(layout, asked.url)
-        return (worker_remote(url, password), *settings.fallback)
-    first = asked.remote or settings.remote
-    if os.path.isabs(first) and asked.platform is not Platform.JUPYTER:
-        raise ConfigError(
-            _WHAT,
-            path=layout.settings,
-            why=f"the remote {first} is a folder of this machine, which a VM does not see",
-            hint="Give --bridge, or --remote with one of rclone's remotes.",
-        )
-    return (first, *(() if asked.remote else settings.fallback))
+def _about_key(layout: Layout, platform: Platform, key: Key | None) -> tuple[str, ...]:
+    if key is None:
+        return ("NOT SEALED: the cell holds the remote's password for all who read it.",)
+    which = "a line of" if key.previous else "the line in"
+    return (SECRETS[platform], f"The key is {which} {layout.key}.")
 
 
-def _bridge(layout: Layout, given: str) -> tuple[str, str]:
-    """Return where the bridge is reached, and its password."""
-    from syncd.bridge import current_url, read_password
-    from syncd.bridge.running import is_running, read_record
+def _brought(
+    settings: Settings, payload: Payload, named: Sequence[str], *, needed: bool
+) -> tuple[str, tuple[str, ...]]:
+    """Bring what the cell fetches to rclone's remotes; return their configuration, and notes.
 
-    hint = "Start it: `syncd watch --tunnel cloudflared`, say. Or give --url."
-    password, record = read_password(layout), read_record(layout)
-    if password is None or record is None:
-        why = "no bridge ran for this folder yet, so it has no password"
-        raise RemoteError(_WHAT, path=layout.root, why=why, hint=hint)
-    if given:
-        return given.rstrip("/"), password
-    if is_running(layout) is False or current_url(layout) is None:
-        why = "no bridge runs for this folder, or its tunnel has told no URL yet"
-        raise RemoteError(_WHAT, path=layout.root, why=why, hint=hint)
-    return record.url, password
+    Raises RemoteError when none of them answers, if one is `needed`.
+    """
+    from syncd.notebook.payload import upload
+    from syncd.notebook.rclone_config import excerpt
+    from syncd.rclone.beside import opened
+    from syncd.rclone.errors import shown
+    from syncd.rclone.remote import RcloneRemote
+
+    if not named:
+        return "", ()
+    missed: list[tuple[str, RemoteError]] = []
+    with opened(settings) as rclone:
+        found = excerpt(rclone, named)
+        for name in named:
+            try:
+                upload(payload, RcloneRemote(rclone, name, treat_as=settings.profile))
+            except RemoteError as error:
+                missed.append((name, error))
+    if needed and len(missed) == len(named):
+        raise missed[0][1]
+    notes = (
+        f"{shown(name)} was not reached, so a cell cannot fetch from there until this is run "
+        f"again: {error}"
+        for name, error in missed
+    )
+    return found.text, (*found.notes, *notes)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -12,7 +12,7 @@ from protocol.publish import make_dirs, publish_bytes
 from protocol.wire import Role
 from syncd.config import Key, load_key, load_settings, make_private
 from syncd.notebook.start import ELSEWHERE, whose
-from syncd.setup import check_same_end, initialise, rotate
+from syncd.setup import absolute, check_same_end, initialise, rotate
 
 _WHAT = "make this machine a worker"
 
@@ -70,7 +70,7 @@ def _check(layout: Layout, request: Request) -> None:
         raise UsageError(_WHAT, path=layout.root, why=f"it is {others}", hint=ELSEWHERE)
     if layout.settings.exists() and (layout.private / "state.db").exists():
         known = load_settings(layout, {}, {})
-        wanted = replace(known, role=Role.WORKER, remote=request.remotes[0])
+        wanted = replace(known, role=Role.WORKER, remote=absolute(request.remotes[0]))
         check_same_end(layout, known, wanted)
 
 

@@ -44,10 +44,12 @@ def up(
         The shared folder's end here.
     """
     from syncd.config import required_key
+    from syncd.notebook.cell import check_idle_time
     from syncd.notebook.command import colab_cell
     from syncd.notebook.session import bring_up, wait_for_worker
     from syncd.view import is_watched, read_status
 
+    check_idle_time(_UP, stop_when_idle)
     seconds = parse_duration(timeout)
     if not seconds:
         raise UsageError(_UP, why=f"--timeout {timeout!r} is no time", hint=DURATION_HINT)

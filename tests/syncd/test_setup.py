@@ -14,7 +14,7 @@ from protocol.paths import Layout
 from protocol.wire import Role
 from syncd.config import Key, load_key, load_settings
 from syncd.delivery.payload import read_stages
-from syncd.setup import _absolute, initialise
+from syncd.setup import absolute, initialise
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     ],
 )  # fmt: skip
 def test_what_rclone_calls_a_remote_stays_as_it_is(remote):
-    assert _absolute(remote) == remote
+    assert absolute(remote) == remote
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,14 @@ def test_what_rclone_calls_a_remote_stays_as_it_is(remote):
 )
 def test_a_local_folder_is_meant_from_here(remote, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert _absolute(remote) == os.path.normpath(tmp_path / remote.strip())
+    assert absolute(remote) == os.path.normpath(tmp_path / remote.strip())
 
 
 def test_a_home_folder_is_meant_as_a_shell_means_it(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert _absolute("~/remote") == "/home/me/remote"
+    assert absolute("~/remote") == "/home/me/remote"
     with pytest.raises(UsageError, match="~nobody-of-that-name"):
-        _absolute("~nobody-of-that-name/x")
+        absolute("~nobody-of-that-name/x")
 
 
 def test_an_empty_remote_is_refused(layout):

@@ -19,9 +19,9 @@ from waiting import eventually
 from protocol.errors import ExitCode
 from protocol.paths import Layout
 from protocol.wire import Role
-from syncd.bridge import objects_folder
+from syncd.bridge import objects_folder, read_password
 from syncd.bridge.command import running
-from syncd.bridge.told import changed_text, first_text, worker_remote
+from syncd.bridge.told import brief_changed_text, changed_text, first_text, worker_remote
 from syncd.cli import main
 from syncd.config import Key, load_key, load_settings
 from syncd.rclone.address import parse_address
@@ -130,7 +130,7 @@ def test_what_is_printed_is_whole_when_the_key_is_shown_and_asks_for_it_when_not
     assert key.text().strip() not in text
     assert f"the line in {laptop.key}" in text
     shown = first_text(remote, key, show_key=True, key_path=laptop.key)
-    assert shown.count(key.text().strip()) == 2
+    assert shown.count(key.text().strip()) == 1
     unsealed = first_text(remote, None, show_key=False, key_path=laptop.key)
     assert "SYNCD_KEY" not in unsealed
 
@@ -140,15 +140,12 @@ def test_what_is_pasted_sets_what_a_worker_needs(laptop, tmp_path):
     key = load_key(laptop, {})
     text = first_text(remote, key, show_key=True, key_path=laptop.key)
     blocks = [[line.strip() for line in b.splitlines()] for b in text.split("\n\n") if "    " in b]
-    in_shell, in_cell = (block for block in blocks if len(block) > 2)
+    [in_shell] = (block for block in blocks if len(block) > 2)
     say = '\nprintf \'%s\\n\' "$SYNCD_REMOTE" "$SYNCD_KEY"'
     shell = ["sh", "-c", "\n".join(in_shell[:-1]) + say]
-    python = [sys.executable, "-c", "\n".join(in_cell[:-1]) + f"\nos.system({say.strip()!r})"]
-    for command in (shell, python):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout.splitlines() == [remote, key.text().strip()]
-    start = "syncd init --role worker --folder syncd && syncd watch --folder syncd"
-    assert (in_shell[-1], in_cell[-1]) == (start, f"!{start}")
+    done = subprocess.run(shell, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [remote, key.text().strip()]
+    assert in_shell[-1] == "syncd init --role worker --folder syncd && syncd watch --folder syncd"
     assert parse_address(remote).password == 'it\'s $HOME "x"'
 
 
@@ -163,7 +160,8 @@ def test_what_is_pasted_makes_a_worker_that_keeps_remotes_and_key(laptop, tmp_pa
     second = str(tmp_path)
     text = first_text(remote, key, show_key=True, key_path=laptop.key, fallback=[second])
     lines = [line.strip().partition(" && syncd watch")[0] for line in text.splitlines()]
-    script = lines[lines.index("") + 1 : lines.index("or in a notebook's cell:")]
+    begin = next(at for at, line in enumerate(lines) if line.startswith("export"))
+    script = lines[begin : lines.index("", begin)]
     run_in(tmp_path, "\n".join(['syncd() { python -m syncd "$@"; }', *script]))
     made = Layout(tmp_path / "syncd")
     settings = load_settings(made, {}, {})
@@ -204,13 +202,27 @@ def test_a_bridge_that_runs_is_asked_for_what_to_paste(bridge, capsys):
     assert main(["bridge", "--show", "--tunnel", "cloudflared", "-C", root]) == ExitCode.USAGE
 
 
-def test_what_is_shown_is_what_the_bridge_printed_at_its_start(laptop, monkeypatch, capsys):
+def test_what_is_shown_is_what_the_bridge_prints_on_a_terminal(laptop, monkeypatch, capsys):
     at = f"127.0.0.1:{free_port()}"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     with running(laptop, load_settings(laptop, {}, {}), address=at):
         printed = capsys.readouterr().out
         assert main(["bridge", "--show", "-C", str(laptop.root)]) == 0
         assert capsys.readouterr().out == printed
+    assert "syncd bootstrap --platform" in printed
     assert "`syncd bridge --show --show-key`" in printed  # `syncd watch --bridge` has no --show-key
+
+
+def test_what_may_be_kept_in_a_file_has_no_password(laptop, capsys):
+    settings, at = load_settings(laptop, {}, {}), f"127.0.0.1:{free_port()}"
+    with running(laptop, settings, address=at):
+        printed, password = capsys.readouterr().out, read_password(laptop)
+        assert f"bridge: http://{at}" in printed
+        assert "syncd bootstrap --platform" in printed
+        assert "`syncd bridge --show`" in printed
+    for told in (printed, brief_changed_text()):
+        assert password not in told
+        assert "SYNCD_REMOTE" not in told
 
 
 def test_where_no_bridge_runs_or_its_url_is_not_known_the_remote_is_missing(

@@ -128,7 +128,8 @@ def test_a_worker_with_a_wrong_password_ends_and_says_what_to_do(both):
     assert vm.wait() == ExitCode.REMOTE
     said = vm.output.read_text()
     assert "401 Unauthorized" in said
-    assert "for a bridge, paste again what `syncd bridge` prints" in said
+    assert "for a bridge, make a notebook's cell anew by `syncd bootstrap`" in said
+    assert "paste again what `syncd bridge --show` prints" in said
     assert "guessed" not in said
 
 
@@ -160,6 +161,7 @@ def test_watch_runs_a_bridge_beside_and_ends_it(both):
     ends.laptop.start()
     eventually(lambda: "controller c-" in ends.laptop.output.read_text(), within=60)
     assert current_url(ends.laptop.layout) == f"{bridge.url}/objects"
-    assert "syncd init --role worker" in ends.laptop.output.read_text()
+    assert "`syncd bridge --show` prints what to paste" in ends.laptop.output.read_text()
+    assert bridge.password not in ends.laptop.output.read_text()
     assert ends.laptop.stop() == 0
     assert current_url(ends.laptop.layout) is None

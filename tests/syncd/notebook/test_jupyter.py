@@ -79,6 +79,8 @@ def test_an_interrupt_ends_the_cell_and_nothing_else(
     kernel.interrupt()
     assert kernel.until_over() == "ok"
     assert "go on" in kernel.text
+    last = [each for each in kernel.outputs if each["kind"] == "update_display_data"][-1]
+    assert all("NOT LIVE ANY MORE" in text for text in last["data"].values())
     _counts_on(laptop)
     kernel.run(cell)
     kernel.until("count", within=120)
@@ -122,11 +124,27 @@ def test_the_cell_asks_for_the_key_where_nothing_has_it(
 ) -> None:
     (machine.home / ".syncd-key").unlink()
     kernel.run(cell)
-    kernel.until("key (the line in")
+    kernel.until("key (a line of")
     kernel.answer("no key")
     eventually(lambda: kernel.prompts() == 2, within=PATIENCE)
+    assert "what was typed in: no key of ours" in kernel.text
+    assert "2 tries left" in kernel.text
     kernel.answer(laptop.key())
     kernel.until("running", within=120)
+
+
+def test_a_failure_of_the_cell_is_its_message_alone(
+    laptop: Laptop, machine: Machine, kernel: Kernel, cell: str
+) -> None:
+    (machine.home / ".syncd-key").unlink()
+    kernel.run(cell)
+    kernel.until("key (a line of")
+    kernel.answer("")
+    assert kernel.until_over() == "error"
+    (error,) = [each for each in kernel.outputs if each["kind"] == "error"]
+    assert len(error["traceback"]) == 1
+    assert error["traceback"][0].startswith("No key that opens this cell was found")
+    assert "To exit" not in kernel.text
 
 
 def test_it_shows_html_that_takes_the_place_of_what_was_shown(

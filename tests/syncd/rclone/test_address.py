@@ -108,7 +108,7 @@ def test_a_message_shows_the_url_and_no_password():
 def test_a_url_that_leads_nowhere_any_more_says_where_to_look(why):
     error = from_answer("list", "https://h/objects", 500, json.dumps({"error": why}).encode())
     assert isinstance(error, Transient)
-    assert "see what `syncd bridge` prints" in error.hint
+    assert "`syncd bridge --show` prints it" in error.hint
 
 
 def test_a_setting_that_is_no_text_is_named_without_its_password(tmp_path, monkeypatch):
