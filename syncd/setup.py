@@ -164,6 +164,7 @@ def rotate(layout: Layout, *, key_file: Path | None = None) -> str:
     if role is Role.CONTROLLER and key_file is None:
         lines.append("next: restart `syncd watch` here, and give the worker a copy of that file:")
         lines.append("`syncd init --rotate --key-file COPY` there, and restart its `syncd watch`")
+        lines.append("(in a notebook: run the cell that `syncd bootstrap` now makes)")
     else:
         lines.append("next: restart `syncd watch`")
     return "\n".join(lines)

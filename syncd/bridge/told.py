@@ -45,7 +45,7 @@ def first_text(
     if key is not None and show_key:
         lines.append(f"export SYNCD_KEY={shlex.quote(' '.join(key.text().split()))}")
     elif key is not None:
-        which = "a line of" if key.previous else "the line in"
+        which = "the first line of" if key.previous else "the line in"
         where = (
             f"It asks for the key, which is {which} {key_path}\n"
             "(`syncd bridge --show --show-key` prints it with the key in it).\n"

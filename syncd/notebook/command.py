@@ -154,7 +154,7 @@ def _make(layout: Layout, settings: Settings, asked: _Asked) -> _Made:
 def _about_key(layout: Layout, platform: Platform, key: Key | None) -> tuple[str, ...]:
     if key is None:
         return ("NOT SEALED: the cell holds the remote's password for all who read it.",)
-    which = "a line of" if key.previous else "the line in"
+    which = "the first line of" if key.previous else "the line in"
     return (SECRETS[platform], f"The key is {which} {layout.key}.")
 
 

@@ -82,6 +82,7 @@ def test_the_key_is_rotated_while_a_stage_runs_and_commands_wait(ends: Ends) -> 
     told = rotate(ends.laptop.layout)
     assert "restart" in told
     assert "--key-file" in told
+    assert "syncd bootstrap" in told
     assert "a `syncd watch` runs here" in told
     ends.laptop.kill()
     ends.laptop.start()

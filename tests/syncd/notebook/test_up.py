@@ -270,6 +270,16 @@ def test_nothing_is_paid_for_where_the_worker_could_not_be_heard(fake, laptop, c
     assert fake.calls() == []
 
 
+def test_nothing_is_paid_for_where_a_vm_could_not_reach_this_folder(
+    fake, watched, command, monkeypatch
+):
+    monkeypatch.delitem(sys.modules, "syncd.notebook.command")  # the one that makes real cells
+    code, _, errors = command("up", layout=watched)
+    assert code == ExitCode.CONFIG
+    assert "which a VM does not see" in errors
+    assert "new" not in fake.commands()
+
+
 @pytest.mark.parametrize(
     ("plan", "code", "told"),
     [
@@ -299,7 +309,14 @@ def test_a_client_that_is_missing_is_named_with_how_to_get_it(watched, command, 
     assert "uv tool install google-colab-cli" in errors
 
 
-@pytest.mark.parametrize("words", [["up", "--gpu", "T5"], ["up", "--timeout", "soon"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["up", "--gpu", "T5"],
+        ["up", "--timeout", "soon"],
+        ["up", "--stop-when-idle", "abc"],
+    ],
+)
 def test_a_wrong_option_is_a_usage_error(fake, watched, command, words):
     assert command(*words, layout=watched)[0] == ExitCode.USAGE
     assert fake.calls() == []
