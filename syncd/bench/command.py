@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json as jsonlib
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -141,7 +140,7 @@ def _keep(path: Path, report: Report) -> None:
     help_epilogue=(
         "Examples:\n\n"
         "    syncd bench checkpoints runs/store/checkpoints\n"
-        "    syncd bench checkpoints runs/store/checkpoints -- trainer pretrain --output runs\n"
+        "    syncd bench checkpoints runs -- trainer pretrain --output runs\n"
     )
 )
 def checkpoints(
@@ -169,13 +168,14 @@ def checkpoints(
     """
     from syncd.bench.savings import figures, read, written
 
-    try:
-        files = written(folder, command, pattern) if command else read(folder, pattern)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise RunFailedError("syncd bench checkpoints", why=str(error)) from error
+    what = "syncd bench checkpoints"
+    if not command and not folder.is_dir():
+        hint = 'Name the one that has them, or a command that makes some, after "--".'
+        raise UsageError(what, path=folder, why="there is no such folder", hint=hint)
+    files = written(folder, command, pattern) if command else read(folder, pattern)
     if len(files) < 2:
         why = f"{len(files)} files match {pattern}, and two are needed to compare"
-        raise UsageError("syncd bench checkpoints", path=folder, why=why)
+        raise UsageError(what, path=folder, why=why, hint="--pattern says which files they are.")
     report = Report(bench="checkpoints", machine=machine(), figures=tuple(figures(files)))
     if json:
         print(jsonlib.dumps(report.to_json(), indent=1))

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from protocol.bench import Figure
+from protocol.errors import RunFailedError
+from protocol.logs import one_line
+from protocol.status import size
 
 LOOK_SECONDS = 0.02
 AVERAGE = 8192
@@ -27,10 +31,10 @@ _GEAR = [_RANDOM.getrandbits(64) for _ in range(256)]
 Cut = Callable[[bytes], Iterable[bytes]]
 
 
-def blocks(size: int, data: bytes) -> Iterator[bytes]:
-    """Yield blocks of `size` bytes; the last may be shorter."""
-    for at in range(0, len(data), size):
-        yield data[at : at + size]
+def blocks(length: int, data: bytes) -> Iterator[bytes]:
+    """Yield blocks of `length` bytes; the last may be shorter."""
+    for at in range(0, len(data), length):
+        yield data[at : at + length]
 
 
 def by_content(data: bytes) -> Iterator[bytes]:
@@ -71,13 +75,10 @@ def sent(files: Sequence[bytes], cut: Cut) -> float:
 
 def figures(files: Sequence[bytes]) -> list[Figure]:
     """Return the table's rows: one for each way to cut."""
-    size = sum(map(len, files[1:]))
+    later = files[1:]
+    of = f"of the {size(sum(map(len, later)))} of {len(later)} checkpoints after the first"
     return [
-        Figure(
-            name=f"sent of {len(files)} checkpoints after the first, {size} bytes, as {name}",
-            value=sent(files, cut),
-            unit="ratio",
-        )
+        Figure(name=f"sent, as {name}, {of}", value=100 * sent(files, cut), unit="%")
         for name, cut in CUTS.items()
     ]
 
@@ -85,7 +86,7 @@ def figures(files: Sequence[bytes]) -> list[Figure]:
 def written(folder: Path, command: Sequence[str], pattern: str) -> list[bytes]:
     """Run a training and return each file that it adds below a folder, in order of time.
 
-    Those that it removes again are kept meanwhile. Raises CalledProcessError when it fails.
+    Those that it removes again are kept meanwhile. Raises RunFailedError when it fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".kept-") as kept:
@@ -93,11 +94,33 @@ def written(folder: Path, command: Sequence[str], pattern: str) -> list[bytes]:
         keeper = threading.Thread(target=_keep, args=(folder, Path(kept), pattern, known, ended))
         keeper.start()
         try:
-            subprocess.run(command, check=True, stdout=sys.stderr)  # stdout is the table
+            _run(command)
         finally:
             ended.set()
             keeper.join()
         return read(Path(kept), "*")
+
+
+def _run(command: Sequence[str]) -> None:
+    """Run a command, with all that it prints on standard error: standard output is the table's.
+
+    Raises RunFailedError, with the last line that it has printed.
+    """
+    what, last = f"run {shlex.join(command)}", b""
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except OSError as error:
+        raise RunFailedError(what, why=error.strerror or str(error)) from error
+    with process as running:
+        assert running.stdout is not None
+        while data := os.read(running.stdout.fileno(), 65536):
+            sys.stderr.write(data.decode("utf-8", "replace"))
+            sys.stderr.flush()
+            last = (last + data)[-4096:]
+    if running.returncode:
+        said = [line.strip() for line in last.decode("utf-8", "replace").splitlines()]
+        line = next(filter(None, reversed(said)), "and printed nothing")
+        raise RunFailedError(what, why=f"it ended with {running.returncode}: {one_line(line)}")
 
 
 def read(folder: Path, pattern: str) -> list[bytes]:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncd.bench.savings import CUTS, by_content, read, sent, written
+from protocol.errors import ExitCode, RunFailedError
+from syncd.bench.savings import CUTS, by_content, figures, read, sent, written
+from syncd.cli import main
 
 ONE = os.urandom(400_000)
 
@@ -53,3 +55,30 @@ def test_what_a_training_removes_again_is_measured_too(tmp_path: Path):
     assert files == [bytes([n]) * 1000 for n in range(3)]
     assert read(folder, "*.pt") == []
     assert not list(tmp_path.glob(".kept-*"))
+
+
+def test_what_is_sent_is_told_in_percent_of_what_there_is():
+    whole = figures([ONE, ONE, os.urandom(400_000)])[0]
+    assert (whole.value, whole.unit) == (50.0, "%")
+    assert whole.name == "sent, as whole files, of the 781.2 KiB of 2 checkpoints after the first"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["-c", "print('before'); raise SystemExit('no pool here')"], "ended with 1: no pool here"),
+        (["-c", "import sys; sys.exit(3)"], "ended with 3: and printed nothing"),
+    ],
+)
+def test_a_training_that_fails_is_told_with_its_last_line(tmp_path: Path, command, told):
+    with pytest.raises(RunFailedError, match=told) as caught:
+        written(tmp_path / "runs", [sys.executable, *command], "*.pt")
+    assert str(caught.value).startswith(f"run {sys.executable} -c ")
+
+
+def test_a_command_or_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys):
+    bench, folder = ["bench", "checkpoints"], str(tmp_path / "none")
+    assert main([*bench, folder]) == ExitCode.USAGE
+    assert f"{folder}: there is no such folder" in capsys.readouterr().err
+    assert main([*bench, folder, "--", "no-such-program"]) == ExitCode.RUN_FAILED
+    assert "run no-such-program: No such file" in capsys.readouterr().err
