@@ -29,7 +29,7 @@ $(VENV)/python:
 	@touch $@
 
 $(VENV)/demo-installed: $(VENV)/python pyproject.toml constraints.txt
-	@echo "installing what the demo needs into $(VENV), once: about 1 GB with torch, some minutes"
+	@echo "installing what the demo needs into $(VENV), once: about 2.4 GB with torch, some minutes"
 	$(PIP) -e '.[demo]'
 	@touch $@
 

@@ -6,8 +6,8 @@ In network namespaces: a laptop with `syncd watch`, a drive (`rclone serve webda
 Jupyter runs the one cell of `syncd bootstrap`. Pretraining starts; the laptop goes away for some
 epochs; the VM is destroyed, processes, network and disk, at epoch 11, when the checkpoint of epoch
 10 is safe. A new VM runs the same cell. What comes out must be, bit for bit, what comes out of a
-run that nobody disturbed. Needs root, Linux, iproute2, and what `make test` installs; --short
-leaves out what follows pretraining.
+run that nobody disturbed. Needs root, Linux, iproute2, and the extras `demo` and `test`, which
+`make test` installs; --short leaves out what follows pretraining.
 """
 
 # ruff: noqa: E402 (the tests' helpers are no package)
@@ -16,7 +16,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,6 +40,7 @@ from notebooks import JupyterServer, Kernel, Laptop, Machine
 from waiting import eventually
 
 from protocol.checkpoints import CheckpointIndex
+from protocol.errors import ConfigError, RunFailedError, UserError
 from protocol.paths import Layout
 from protocol.progress import Progress, read_progress
 from protocol.results import Results, RunRecord
@@ -95,16 +98,19 @@ class Story:
             # Small steps, so that an epoch takes a while.
             text = text.replace("[pretrain]", "[pretrain]\nbatch_size = 4")
             (serve / name).write_text(text)
+        say("building the pool that the laptop serves")
         pool, index = str(serve / "pool"), str(serve / "index.json")
         clips = str(CLIPS[self.short])
         _trainer("pool", "build", "--output", pool)
         _trainer("pool", "sample", pool, "--size", clips, "--seed", "0", "--output", index)
+        say("starting the laptop's daemon, and making the cell")
         self.laptop.end.start()
         return str(self.laptop.bootstrap()["cell"])
 
     @contextmanager
     def vm(self, name: str, cell: str) -> Iterator[tuple[Layout, Kernel]]:
         """A fresh VM whose notebook runs the cell. It is destroyed when the block ends."""
+        say(f"making {name}, and running the cell on it")
         machine = Machine(self.folder / name)
         (machine.home / ".syncd-key").write_text(self.laptop.key())
         try:
@@ -123,7 +129,7 @@ class Story:
         """Pretraining starts, and is cut off with the VM."""
         with self.vm("vm1", cell) as (layout, kernel):
             kernel.until("running", within=PATIENCE)
-            say("the first VM is the worker")
+            say(f"the first VM is the worker; pretraining goes on to epoch {AWAY_AT}")
             self.append(*STAGES[:1] if self.short else STAGES)
             self.until_epoch(layout, kernel, AWAY_AT)
             self.network.unplug(self.network.laptop)
@@ -191,6 +197,7 @@ class Story:
 
     def undisturbed(self) -> Path:
         """The encoder of the same run, by hand, which nobody disturbs."""
+        say("running the same pretraining undisturbed, to compare")
         serve, output = self.laptop.layout.serve, self.folder / "undisturbed"
         _trainer("--config", "trainer.toml", "pretrain", "--output", str(output), cwd=serve)
         return next(output.glob("artifacts/*/encoder.safetensors"))
@@ -198,6 +205,7 @@ class Story:
 
 def tell(folder: Path, *, short: bool) -> Outcome:
     """Have it all happen, in `folder`."""
+    say("making three hosts, in network namespaces of this one")
     with ExitStack() as stack:
         network = stack.enter_context(Network())
         story = Story(folder, network, short=short)
@@ -248,8 +256,19 @@ def _digest(path: Path) -> str:
 
 
 def _trainer(*arguments: str, cwd: Path | None = None) -> None:
+    """Run the trainer's command line. Raises RunFailedError with what it has said."""
     command = [sys.executable, "-P", "-m", "trainer", *arguments]
-    subprocess.run(command, check=True, capture_output=True, cwd=cwd)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+    if done.returncode:
+        why = f"it ended with {done.returncode}: {done.stderr.strip()[-2000:]}"
+        raise RunFailedError(f"run {shlex.join(command)}", why=why)
+
+
+def _check_machine() -> None:
+    """Raise ConfigError where the hosts cannot be made."""
+    if sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip"):
+        why = "it takes Linux, root, and `ip` (iproute2)"
+        raise ConfigError("make hosts in network namespaces", why=why, hint="Run it with sudo.")
 
 
 def say(text: str) -> None:
@@ -262,8 +281,13 @@ def main() -> int:
     )
     parser.add_argument("--short", action="store_true", help="pretraining alone, on fewer clips")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="lost-vm-") as folder:
-        outcome = tell(Path(folder), short=arguments.short)
+    try:
+        _check_machine()
+        with tempfile.TemporaryDirectory(prefix="lost-vm-") as folder:
+            outcome = tell(Path(folder), short=arguments.short)
+    except UserError as error:
+        print(f"story.py: error: {error}", file=sys.stderr)
+        return int(error.exit_code)
     print(json.dumps(outcome.__dict__, indent=1))
     return 0 if outcome.weights[0] == outcome.weights[1] else 1
 
