@@ -34,7 +34,7 @@ class Endings:
             return ""
         often = "" if self._count == 1 else f" ({self._count} times so far)"
         why = f": {self._why}" if self._why else ""
-        return f"the worker ended at {stamp(self._when)} and was started again{often}{why}"
+        return f"the worker ended at {stamp(self._when)} and is started again{often}{why}"
 
 
 def told_code(code: int, log: Path, start: int) -> str:

@@ -107,6 +107,8 @@ class Keeper:
             self._alive = kept.process
             if not self._ended(kept, made_of):
                 return
+        elif self._alive is not None:
+            return  # it has ended this very moment: the next look says how
         elif why := self._why_over():
             self.over = why
             return
@@ -139,8 +141,8 @@ class Keeper:
 
     def _ended(self, kept: Kept, made_of: str) -> bool:
         """End a worker that is not as is asked for, or that is frozen; its stages go on."""
-        self._silence = self._pulse.silence(kept.mark)
-        if self._silence > self._frozen_after and not self._is_leaving():
+        self._silence = 0.0 if self._is_leaving() else self._pulse.silence(kept.mark)
+        if self._silence > self._frozen_after:
             kept.process.signal(signal.SIGKILL)
             self._endings.note(f"it had not answered for {duration(self._silence)}, and was killed")
         elif kept.made_of != made_of:

@@ -59,7 +59,7 @@ def test_a_worker_that_was_killed_is_started_again(cell: Cell) -> None:
     before = cell.worker()
     before.signal(signal.SIGKILL)
     eventually(lambda: cell.worker() != before and cell.worker().alive(), within=60)
-    cell.until("was started again: killed by signal 9")
+    cell.until("is started again: killed by signal 9")
 
 
 def test_the_cell_of_another_shared_folder_leaves_a_working_worker_as_it_is(

@@ -15,7 +15,7 @@ def test_an_end_is_told_for_ten_minutes() -> None:
     assert endings.told() == ""
     endings.note("killed by signal 9")
     now = time.monotonic()
-    assert "was started again: killed by signal 9" in endings.told(now=now)
+    assert "is started again: killed by signal 9" in endings.told(now=now)
     assert endings.told(now=now + TOLD_SECONDS + 1) == ""
 
 
@@ -23,7 +23,7 @@ def test_it_is_told_how_often() -> None:
     endings = Endings()
     for _ in range(3):
         endings.note("")
-    assert endings.told().endswith("and was started again (3 times so far)")
+    assert endings.told().endswith("and is started again (3 times so far)")
 
 
 def test_the_reason_is_what_the_process_itself_said_and_no_other_line(tmp_path: Path) -> None:

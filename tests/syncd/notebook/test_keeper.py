@@ -179,7 +179,7 @@ def test_a_worker_that_does_not_answer_is_told_of_and_then_replaced_and_its_run_
     key = tmp_path / "key"
     key.write_text(request_.key)
     initialise(laptop, role=Role.CONTROLLER, remote=request_.remotes[0], key_file=key)
-    looking = look(silent_after=2.0, frozen_after=5.0)
+    looking = look(silent_after=3.0, frozen_after=10.0)
     looking.until("running")
     line = encode_script("while [ ! -e end ]; do sleep 0.1; done")
     end = End(laptop)
@@ -209,7 +209,7 @@ def test_a_worker_that_was_killed_is_started_again_and_it_is_told_how_it_ended(
 ) -> None:
     looking = look()
     looking.until("running")
-    for told in ("and was started again: killed by signal 9", "(2 times so far): killed by"):
+    for told in ("and is started again: killed by signal 9", "(2 times so far): killed by"):
         looking.worker().signal(signal.SIGKILL)
         looking.until(told)
         eventually(lambda: looking.shown() and looking.worker().alive(), within=60)
