@@ -111,7 +111,10 @@ def _known(layout: Layout, record: Record) -> Iterator[Finding]:
         return
     ago = duration(max(time.time() - record.changed, 0.0))
     told = f"the worker was last heard before the URL changed, which it did {ago} ago"
-    todo = "Paste there what `syncd bridge --show` prints, or give both ends a second remote."
+    todo = (
+        "In a notebook, run the cell that `syncd bootstrap` now makes; else paste there what "
+        "`syncd bridge --show` prints. Or give both ends a second remote."
+    )
     yield warning("tunnel", told, todo)
 
 

@@ -170,7 +170,9 @@ def _what_to_do(output: str) -> str:
 def _came(output: str) -> str:
     """Return in a line what pip says it has installed: how many, and the largest by name."""
     found = re.search(r"^Successfully installed (.+)$", output, re.MULTILINE)
-    packages = [word.rpartition("-") for word in found[1].split()] if found else []
+    if not found:
+        return "installed nothing: all was there"
+    packages = [word.rpartition("-") for word in found[1].split()]
     importlib.invalidate_caches()
     largest = sorted(packages, key=lambda package: _size(package[0]), reverse=True)
     named = [f"{name} {version}" for name, _, version in largest[:SHOWN_PACKAGES]]
