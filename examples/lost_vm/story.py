@@ -40,11 +40,12 @@ from notebooks import JupyterServer, Kernel, Laptop, Machine
 from waiting import eventually
 
 from protocol.checkpoints import CheckpointIndex
-from protocol.errors import ConfigError, RunFailedError, UserError
+from protocol.errors import ConfigError, ExitCode, RunFailedError, UserError
 from protocol.paths import Layout
 from protocol.progress import Progress, read_progress
 from protocol.results import Results, RunRecord
 from protocol.schema import decode, loads
+from syncd.watching import ended_by_sigterm
 
 AWAY_AT, BACK_AT, DIES_AT = 2, 9, 11
 EPOCHS = {True: 14, False: 20}
@@ -283,11 +284,13 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         _check_machine()
-        with tempfile.TemporaryDirectory(prefix="lost-vm-") as folder:
+        with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="lost-vm-") as folder:
             outcome = tell(Path(folder), short=arguments.short)
     except UserError as error:
         print(f"story.py: error: {error}", file=sys.stderr)
         return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)  # all that was made is gone again
     print(json.dumps(outcome.__dict__, indent=1))
     return 0 if outcome.weights[0] == outcome.weights[1] else 1
 
