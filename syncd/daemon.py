@@ -36,6 +36,7 @@ from syncd.delivery.contents import Contents
 from syncd.delivery.link import Link
 from syncd.delivery.mirror import Mirror
 from syncd.delivery.peers import FencedError
+from syncd.holder import note_holder
 from syncd.memory import return_what_is_freed
 from syncd.platform import Lock, exclusive_lock
 from syncd.rclone.address import is_address, parse_address
@@ -195,6 +196,7 @@ class Daemon(ABC):
                     patience=LOCK_SECONDS,
                 )
             )
+            note_holder(self.layout)
             self.open(stack)
             threads = self._start_threads(stack)
             while not self._stopping.wait(MOVED_SECONDS):

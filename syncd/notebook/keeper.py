@@ -18,22 +18,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from protocol.errors import DataError, ExitCode, RunFailedError, UserError
 from protocol.paths import Layout
-from protocol.publish import publish_json
 from protocol.schema import decode, dumps, loads
 from protocol.status import Status, duration, render_status
-from syncd.leaving import Reason, read_left
+from syncd.holder import VARIABLE, Holder, read_holder
+from syncd.leaving import Left, Reason, read_left
 from syncd.notebook.endings import Endings, last_error, told_code
 from syncd.notebook.folder import Request, prepare, rclone_config
 from syncd.notebook.html import render_html
 from syncd.notebook.pulse import Pulse
-from syncd.platform import Identity, is_locked, own_session
-from syncd.stages.attempt_files import read_file
+from syncd.platform import Identity, has_ended, is_locked, own_session
 from syncd.view import read_status
 
 LOOK_SECONDS = 1.0
@@ -47,18 +46,6 @@ FROZEN_SECONDS = 120.0
 # A worker that ends with these does so again: what a person has written is wrong.
 HOPELESS = (ExitCode.USAGE, ExitCode.CONFIG)
 _WHAT = "keep the worker running"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """The `syncd watch` that a keeper started: `made_of` tells whether it is what is wanted now.
-
-    `mark` is what the file that shows whether it answers had for a time when it was started.
-    """
-
-    process: Identity
-    made_of: str
-    mark: int = -1
 
 
 class Keeper:
@@ -78,8 +65,9 @@ class Keeper:
         self.idle = False
         self._request = request
         self._silent_after, self._frozen_after = silent_after, frozen_after
-        self._began = time.time()
-        self._record = self.layout.private / "kept.json"
+        self._left_before: Left | None = None
+        with contextlib.suppress(DataError):
+            self._left_before = read_left(self.layout)
         self._log = self.layout.private / "watch.log"
         self._log_start = 0
         self._child: subprocess.Popen[bytes] | None = None
@@ -89,6 +77,9 @@ class Keeper:
         self._silence = 0.0
         self._starts = 0
         self._due = 0.0
+        # What a worker was once made of, as this cell wants it: another cell that wants it
+        # otherwise may have it so, rather than each ending the other's for ever.
+        self._had = ""
 
     def prepare(self) -> None:
         """Make the folder a worker's end, as is asked for. Raises UserError."""
@@ -97,15 +88,16 @@ class Keeper:
     def look(self) -> None:
         """Start the worker where none runs, and another one where it is not as is asked for, or
         does not answer. Raises RunFailedError when one would end at once, as the last one did."""
-        made_of, kept = self._made_of(), self._kept()
+        made_of, holder = self._made_of(), read_holder(self.layout)
         self._note_end()
-        if self._runs(kept):
+        if self._runs(holder):
             if time.monotonic() > self._due + LONGEST_PAUSE_SECONDS:
                 self._starts = 0
-            if kept is None or not kept.process.alive():
+            # It is about to begin, or is one that a person has started.
+            if holder is None or not holder.process.alive() or not holder.made_of:
                 return
-            self._alive = kept.process
-            if not self._ended(kept, made_of):
+            self._alive = holder.process
+            if not self._ended(holder, made_of):
                 return
         elif self._alive is not None:
             return  # it has ended this very moment: the next look says how
@@ -115,16 +107,18 @@ class Keeper:
         if time.monotonic() >= self._due:
             self._start(made_of)
 
-    def _runs(self, kept: Kept | None) -> bool:
-        alive = kept is not None and kept.process.alive()
+    def _runs(self, holder: Holder | None) -> bool:
+        alive = holder is not None and holder.process.alive()
         return alive or bool(is_locked(self.layout.private / "lock"))
 
     def _note_end(self) -> None:
         """Take note when the worker has ended, and of how. Raises RunFailedError."""
         if self._alive is None or self._alive.alive():
             return
-        self._alive, self._silence = None, 0.0
-        code = self.reap()
+        ended, self._alive, self._silence = self._alive, None, 0.0
+        code = self._reap(ended)
+        if code == ExitCode.BUSY:
+            return  # another cell's worker was there first
         if code in HOPELESS:
             said = last_error(self._log, self._log_start) or f"see {self._log}"
             raise RunFailedError(
@@ -134,27 +128,32 @@ class Keeper:
             )
         self._endings.note("" if code is None else told_code(code, self._log, self._log_start))
 
-    def reap(self) -> int | None:
+    def _reap(self, ended: Identity) -> int | None:
         """Return the exit code of the worker that has ended, None where it was another's child."""
-        child, self._child = self._child, None
-        return None if child is None else child.wait()
+        child = self._child
+        # One that waits for the lock is a child as well.
+        if child is None or (child.pid != ended.pid and not has_ended(child)):
+            return None
+        self._child = None
+        return child.wait()
 
-    def _ended(self, kept: Kept, made_of: str) -> bool:
+    def _ended(self, holder: Holder, made_of: str) -> bool:
         """End a worker that is not as is asked for, or that is frozen; its stages go on."""
-        self._silence = 0.0 if self._is_leaving() else self._pulse.silence(kept.mark)
+        self._silence = 0.0 if self._is_leaving() else self._pulse.silence(holder.mark)
         if self._silence > self._frozen_after:
-            kept.process.signal(signal.SIGKILL)
+            holder.process.signal(signal.SIGKILL)
             self._endings.note(f"it had not answered for {duration(self._silence)}, and was killed")
-        elif kept.made_of != made_of:
-            kept.process.signal(signal.SIGTERM)
-            if not _is_gone(kept.process):
-                kept.process.signal(signal.SIGKILL)
+        elif made_of not in (holder.made_of, self._had):
+            holder.process.signal(signal.SIGTERM)
+            if not _is_gone(holder.process):
+                holder.process.signal(signal.SIGKILL)
         else:
+            self._had = made_of
             return False
-        if not _is_gone(kept.process):
-            why = f"process {kept.process.pid} does not end"
+        if not _is_gone(holder.process):
+            why = f"process {holder.process.pid} does not end"
             raise RunFailedError("start the worker anew", why=why)
-        self.reap()
+        self._reap(holder.process)
         self._alive, self._silence = None, 0.0
         return True
 
@@ -174,7 +173,7 @@ class Keeper:
         with contextlib.suppress(DataError):
             left = read_left(self.layout)
             # One that left before this cell was run was wanted again.
-            if left is not None and left.reason is Reason.IDLE and left.time >= self._began:
+            if left is not None and left.reason is Reason.IDLE and left != self._left_before:
                 self.idle = True
                 return left.why
         return ""
@@ -186,13 +185,12 @@ class Keeper:
         command = [sys.executable, "-P", "-m", "syncd", "watch", "--folder", str(self.layout.root)]
         if self._request.stop_when_idle:
             command += ["--stop-when-idle", self._request.stop_when_idle]
-        mark = self._pulse.mark()
         with open(self._log, "ab") as log:
             self._log_start = log.tell()
             self._child = subprocess.Popen(
                 command,
                 cwd=self.layout.root,
-                env=_environ(),
+                env=_environ() | {VARIABLE: made_of},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -201,14 +199,6 @@ class Keeper:
         pause = min(2.0**self._starts, LONGEST_PAUSE_SECONDS)
         self._starts, self._due = self._starts + 1, time.monotonic() + pause
         self._alive = Identity.of(self._child.pid)
-        if self._alive:
-            kept = Kept(process=self._alive, made_of=made_of, mark=mark)
-            publish_json(self._record, asdict(kept), mode=0o600)
-
-    def _kept(self) -> Kept | None:
-        with contextlib.suppress(DataError):
-            return read_file(self._record, Kept)
-        return None
 
     def _made_of(self) -> str:
         """What a worker depends on that is read only when it starts, as a digest."""
@@ -235,7 +225,7 @@ class Keeper:
         except DataError:
             return None
         # It is written when it changes: while the worker answers, it is as of now.
-        if status is None or status.leaving or not self._runs(self._kept()):
+        if status is None or status.leaving or not self._runs(read_holder(self.layout)):
             return status
         answers = self._silence <= self._silent_after
         return replace(status, time=now if answers else self._pulse.mark() / 1e9)

@@ -138,8 +138,21 @@ def syncd_run(locked: str, options: dict[str, typing.Any]) -> None:
     folder = pathlib.Path(options["folder"]).expanduser().absolute()
     key, secret, told = syncd_open(folder, locked, options)
 
+    got: dict[str, bytes] = {}
+
+    def right(name: str, files: typing.Any, data: bytes) -> typing.Any:
+        """Return a file that the manifest names, or that manifest, if it is sealed; else None."""
+        if files:
+            return data if hashlib.sha256(data).hexdigest() == files[name]["sha256"] else None
+        seal, _, text = data.partition(b"\n")
+        sealing = hmac.digest(secret, b"syncd notebook 1 seal", "sha256")
+        sealed = hmac.digest(sealing, text, "sha256").hex().encode()
+        return json.loads(text) if hmac.compare_digest(seal, sealed) else None
+
     def fetch(name: str, files: typing.Any = None) -> typing.Any:
-        """Return a file that the sealed manifest names, or that manifest itself."""
+        """Return a file that the sealed manifest names, or that manifest itself: from a remote, or
+        as the last cell here has kept it."""
+        file = files[name]["name"] if files else name
         why: dict[str, str] = {}
         refused: set[str] = set()
         for pause, remote in itertools.product((0, 3, 10), told["remotes"]):
@@ -148,7 +161,7 @@ def syncd_run(locked: str, options: dict[str, typing.Any]) -> None:
             time.sleep(pause)
             shown = remote.rpartition("@")[2]
             try:
-                data = syncd_fetch(remote, told["rclone"], files[name]["name"] if files else name)
+                data = syncd_fetch(remote, told["rclone"], file)
             except Exception as error:
                 if getattr(error, "code", 0) in (401, 403):
                     refused.add(remote)  # which no other try changes
@@ -156,14 +169,14 @@ def syncd_run(locked: str, options: dict[str, typing.Any]) -> None:
                     print(f"{shown} does not answer; trying again", flush=True)
                 why[shown] = syncd_failure(error)
                 continue
-            seal, _, text = data.partition(b"\n")
-            sealing = hmac.digest(secret, b"syncd notebook 1 seal", "sha256")
-            right = hmac.digest(sealing, text, "sha256").hex().encode()
-            if files and hashlib.sha256(data).hexdigest() == files[name]["sha256"]:
-                return data
-            if not files and hmac.compare_digest(seal, right):
-                return json.loads(text)
+            if found := right(name, files, data):
+                got[file] = data
+                return found
             why[shown] = f"what is there as {name} is not what the laptop has put there"
+        with contextlib.suppress(OSError):
+            if found := right(name, files, (folder / ".syncd" / "cell" / file).read_bytes()):
+                print(f"going on with the {name} that was fetched before", flush=True)
+                return found
         listed = [f"{shown}: {each}" for shown, each in why.items()]
         anew = "Make the cell anew: run `syncd bootstrap` at the laptop."
         hint = anew if refused == set(told["remotes"]) else options["hint"]
@@ -172,7 +185,7 @@ def syncd_run(locked: str, options: dict[str, typing.Any]) -> None:
     files = fetch("manifest.json")["files"]
     scope: dict[str, typing.Any] = {"__name__": "syncd_start"}
     exec(compile(fetch("start", files), "start.py", "exec"), scope)
-    scope["start"](files=files, fetch=fetch, key=key, options=options, **told)
+    scope["start"](files=files, fetch=fetch, key=key, options=options, got=got, **told)
 
 
 def syncd_start(locked: str, options: dict[str, typing.Any]) -> None:

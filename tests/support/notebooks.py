@@ -375,7 +375,7 @@ class Cell:
     @staticmethod
     def worker_of(folder: Path) -> Identity:
         """The daemon that a keeper has started last, by its own note."""
-        kept = json.loads((folder / ".syncd" / "kept.json").read_bytes())
+        kept = json.loads((folder / ".syncd" / "holder.json").read_bytes())
         return Identity(**kept["process"])
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ def test_the_cell_of_another_shared_folder_leaves_a_working_worker_as_it_is(
 
 def _settled(folder: Path) -> dict[Path, bytes]:
     """What a worker's folder holds that its daemon does not write."""
-    names = ("key", "rclone.conf", "kept.json")
+    names = ("key", "rclone.conf", "holder.json")
     paths = [folder / "syncd.toml", *(folder / ".syncd" / name for name in names)]
     wheels = (folder / ".syncd" / "wheels").iterdir()
     return {path: path.read_bytes() for path in (*paths, *wheels) if path.exists()}

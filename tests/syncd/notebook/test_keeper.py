@@ -19,12 +19,11 @@ from protocol.publish import publish_bytes
 from protocol.queue import encode_script
 from protocol.wire import Role
 from syncd.config import Key, load_key
-from syncd.notebook import keeper as keepers
+from syncd.holder import read_holder
 from syncd.notebook.folder import Request, prepare, rclone_config
 from syncd.notebook.keeper import Keeper
 from syncd.platform import Identity
 from syncd.setup import initialise
-from syncd.stages.attempt_files import read_file
 
 CONFIG = "[drive]\ntype = alias\nremote = /nowhere\n"
 
@@ -139,9 +138,9 @@ class Looking:
         return shown[0]
 
     def worker(self) -> Identity:
-        kept = read_file(self.layout.private / "kept.json", keepers.Kept)
-        assert kept is not None
-        return kept.process
+        holder = read_holder(self.layout)
+        assert holder is not None
+        return holder.process
 
     def log(self) -> str:
         path = self.layout.private / "watch.log"
@@ -149,11 +148,13 @@ class Looking:
 
     def close(self) -> None:
         """Kill the worker and what it runs."""
-        if (self.layout.private / "kept.json").exists():
-            worker = self.worker()
+        if holder := read_holder(self.layout):
+            worker = holder.process
             worker.signal(signal.SIGKILL)
             eventually(lambda: not worker.alive(), within=30)
-            self.keeper.reap()
+        if child := self.keeper._child:  # one that waited for the lock may have it now
+            child.kill()
+            child.wait()
         for pid in processes_of(self.layout):
             psutil.Process(pid).kill()
 
@@ -163,8 +164,8 @@ def look(request_: Request) -> Iterator[Callable[..., Looking]]:
     """Return a function that has a worker looked after."""
     made: list[Looking] = []
 
-    def begin(**limits: float) -> Looking:
-        made.append(Looking(request_, **limits))
+    def begin(request: Request | None = None, **limits: float) -> Looking:
+        made.append(Looking(request or request_, **limits))
         return made[-1]
 
     yield begin
@@ -222,6 +223,25 @@ def test_a_worker_that_would_end_so_again_ends_the_cell_with_its_own_words(
     publish_bytes(looking.layout.settings, b'role = "worker"\nremote = "x:"\npoll = "often"\n')
     with pytest.raises(RunFailedError, match=r"exit code 3: settings: .*poll = 'often'"):
         looking.until("running")
+
+
+def test_two_cells_at_once_find_the_one_worker_and_another_cell_changes_it(
+    look: Callable[..., Looking], request_: Request
+) -> None:
+    first, second = look(), look()
+    first.shown()
+    second.shown()  # both have begun to start one: the other ends at the lock
+    first.until("running")
+    second.until("running")
+    worker = first.worker()
+    assert worker.alive()
+    assert "ended" not in first.shown() + second.shown()
+    changed = look(replace(request_, stop_when_idle="1h"))
+    eventually(lambda: changed.shown() and changed.worker() != worker, within=60)
+    later = changed.worker()
+    first.shown()
+    assert later.alive(), "the cells do not end each other's worker for ever"
+    assert not worker.alive()
 
 
 def test_new_tokens_that_rclone_writes_are_no_reason_to_start_the_worker_anew(

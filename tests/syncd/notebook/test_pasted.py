@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import http.server
 import os
 import stat
@@ -14,7 +15,7 @@ import pytest
 
 from syncd.config import Key
 from syncd.notebook import pasted
-from syncd.notebook.sealed import lock
+from syncd.notebook.sealed import lock, seal
 
 
 def typing_in(monkeypatch: pytest.MonkeyPatch, answers: Sequence[str]) -> list[str]:
@@ -194,3 +195,28 @@ def test_without_a_notebook_a_failure_is_its_message_alone(
     key = Key.new()
     with pytest.raises(SystemExit, match="No key that opens this cell"):
         pasted.syncd_start(lock(key.secret, ""), options(tmp_path, key))
+
+
+def test_while_nothing_answers_what_was_fetched_before_is_gone_on_with(
+    key: Key, turning: type[Turning], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turning.code = 502
+    remotes = [f"http://syncd:hunter2@127.0.0.1:{turning.port}/objects"]
+    program = b"def start(**given): open(given['options']['folder'] + '/started', 'w').close()\n"
+    files = {"start": {"name": "start-1.py", "sha256": hashlib.sha256(program).hexdigest()}}
+    kept = tmp_path / ".syncd" / "cell"
+    kept.mkdir(parents=True)
+    (kept / "manifest.json").write_bytes(seal(key.secret, {"files": files}))
+    (kept / "start-1.py").write_bytes(program)
+    run(key, tmp_path, remotes)
+    assert (tmp_path / "started").exists()
+    assert "going on with the manifest.json that was fetched before" in capsys.readouterr().out
+
+    (tmp_path / "started").unlink()
+    (kept / "start-1.py").write_bytes(program + b"#")  # not what the manifest names
+    with pytest.raises(pasted.SyncdError, match="start cannot be fetched"):
+        run(key, tmp_path, remotes)
+    (kept / "manifest.json").write_bytes(seal(Key.new().secret, {"files": files}))
+    with pytest.raises(pasted.SyncdError, match=r"manifest\.json cannot be fetched"):
+        run(key, tmp_path, remotes)
+    assert not (tmp_path / "started").exists()
