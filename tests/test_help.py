@@ -31,7 +31,7 @@ SYNCD = [
     "up",
     "watch",
 ]
-TRAINER = ["check", "export", "finetune", "gate", "pool", "pretrain"]
+TRAINER = ["bench", "check", "export", "finetune", "gate", "pool", "pretrain"]
 COMMANDS = [
     "syncd",
     *[f"syncd {name}" for name in SYNCD],
@@ -39,6 +39,7 @@ COMMANDS = [
     "syncd bench link",
     "trainer",
     *[f"trainer {name}" for name in TRAINER],
+    "trainer bench loader",
     *[f"trainer pool {name}" for name in ("build", "describe", "sample")],
 ]
 MEND = "If it is meant: REGENERATE=1 python -m pytest tests/test_help.py"

@@ -58,8 +58,9 @@ STAGES = {
     ),
 }
 POOL_COMMANDS = ("build", "describe", "sample")
+GROUPS = {"pool": POOL_COMMANDS, "bench": ("loader",)}
 TABLES = (*(f"pool.{name}" for name in POOL_COMMANDS), *STAGES)
-COMMANDS = ("pool", *STAGES, "check")
+COMMANDS = ("pool", *STAGES, "check", "bench")
 
 
 def examples(*lines: str) -> str:
@@ -120,6 +121,11 @@ app.command(
     name="check",
     help="Verify every byte of a ship bundle, by itself, and show what it is.",
     help_epilogue=examples("trainer check runs/artifacts/export.0001.0000/export.0001.0000.ship"),
+)
+app.command(
+    "trainer.commands.bench:app",
+    name="bench",
+    help="Measure what the trainer does, beside what else could be used.",
 )
 app.register_install_completion_command()
 # An interrupt is ours to report (see main), and not to be turned into an exit by the parser.
@@ -226,8 +232,8 @@ def _exit_code(error: CycloptsError) -> ExitCode:
 def _unknown_command(error: UnknownCommandError) -> str:
     # cyclopts' own message imports every command, torch and all, to look for aliases.
     name = (error.unused_tokens or [""])[0]
-    group = "pool" if "pool" in (error.command_chain or ()) else ""
-    known = POOL_COMMANDS if group else COMMANDS
+    group = next((name for name in error.command_chain or () if name in GROUPS), "")
+    known = GROUPS[group] if group else COMMANDS
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(known)}."
     return f"unknown command {f'{group} {name}'.strip()!r}. {hint}"
