@@ -10,11 +10,10 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from protocol.errors import DataError
 from protocol.paths import Layout
 from protocol.publish import publish_json
+from protocol.schema import decode, loads
 from syncd.platform import Identity
-from syncd.stages.attempt_files import read_file
 
 # What a notebook's keeper started it as, told by its environment.
 VARIABLE = "SYNCD_MADE_OF"
@@ -45,8 +44,9 @@ def note_holder(layout: Layout) -> None:
 
 def read_holder(layout: Layout) -> Holder | None:
     """Return the process that was noted last, which may have ended; None for none."""
-    with contextlib.suppress(DataError):
-        return read_file(_path(layout), Holder)
+    # A file that is damaged is none: the next one that holds the lock writes it anew.
+    with contextlib.suppress(OSError, ValueError):
+        return decode(Holder, loads(_path(layout).read_bytes()))
     return None
 
 
