@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from protocol.checkpoints import CheckpointFile, CheckpointIndex
+from protocol.errors import DataError
 from protocol.logs import one_line
 from protocol.messages import Content, DropFile, Message, PutFile
 from syncd.delivery.contents import Contents, file_sha256
@@ -146,7 +147,7 @@ class Checkpoints:
                 try:
                     sha256 = file_sha256(each.held, each.found.size)
                     each.held = self._holds.keep(each.held, sha256)
-                except OSError as error:
+                except (OSError, DataError) as error:
                     self._tell(each.found, error)
                     continue
                 hashed.append((each, sha256))

@@ -29,7 +29,7 @@ from protocol.wire import CHUNK_BYTES
 from syncd.delivery.arrivals import Arrivals
 from syncd.delivery.chunks import Block, blocks_of
 from syncd.delivery.link import Link
-from syncd.delivery.uploads import Part, Source, Upload
+from syncd.delivery.uploads import Part, Source, Upload, changed
 from syncd.platform import set_mode
 from syncd.state import State
 
@@ -54,11 +54,17 @@ HINT_SECONDS = 0.5
 
 
 def file_sha256(path: Path, size: int | None = None) -> str:
-    """Return the SHA-256 of a file, or of its first `size` bytes. Raises OSError."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file, or of its first `size` bytes.
+
+    Raises OSError, and DataError when there are fewer: it was cut short meanwhile.
+    """
+    digest, left = hashlib.sha256(), sys.maxsize if size is None else size
     with open(path, "rb") as file:
-        for block in blocks_of(file, sys.maxsize if size is None else size):
+        for block in blocks_of(file, left):
             digest.update(block)
+            left -= len(block)
+    if size is not None and left:
+        raise changed("read a file", path)
     return digest.hexdigest()
 
 
@@ -197,7 +203,7 @@ class Contents:
                 blob = file.read(size)
         except OSError:
             return None
-        if hashlib.sha256(blob).hexdigest() != sha256:
+        if len(blob) < size or hashlib.sha256(blob).hexdigest() != sha256:
             return None
         self._state.run("INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)", SAID, sha256, blob)
         return Content(sha256=sha256, size=size, blob=blob)

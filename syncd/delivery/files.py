@@ -237,7 +237,7 @@ class LocalFiles:
                 path = self._root / found.path
                 try:
                     sha256 = file_sha256(path, found.size)
-                except OSError as error:
+                except (OSError, DataError) as error:
                     problems[one_line(found.path)] = f"not sent: {error}"
                     continue
                 hashed.append((found, sha256))

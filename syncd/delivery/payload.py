@@ -177,7 +177,7 @@ class ServedFolder:
                 safe_relative(path)
                 sha256 = self._known_hash(found)
                 if sha256 is None:
-                    sha256 = file_sha256(self._root / found.path)
+                    sha256 = file_sha256(self._root / found.path, found.size)
                     hashed.append((found, sha256))
                 mode = 0o755 if found.mode & 0o100 else 0o644
                 entries.append(FileEntry(path=path, size=found.size, mode=mode, sha256=sha256))

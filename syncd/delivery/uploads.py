@@ -114,7 +114,7 @@ class Upload:
                 whole = at < source.size or digest.hexdigest() == source.sha256
                 if draft.length < length or not whole:
                     draft.discard()
-                    raise _changed(source)
+                    raise changed("send a file", source.path)
                 if draft.name == again:
                     draft.discard()  # it is there already
                     continue
@@ -138,8 +138,8 @@ class _Shared:
         digest, offset = hashlib.sha256(), self.draft.length
         with open(source.path, "rb") as file:
             _fill(self.draft, file, source.size, digest)
-        if digest.hexdigest() != source.sha256:
-            raise _changed(source)
+        if self.draft.length - offset < source.size or digest.hexdigest() != source.sha256:
+            raise changed("send a file", source.path)
         self.parts.append(Part(source, 0, offset, source.size))
 
 
@@ -153,5 +153,6 @@ def _fill(draft: Draft, file: BufferedReader, length: int, digest: Any) -> None:
         raise
 
 
-def _changed(source: Source) -> DataError:
-    return DataError("send a file", path=source.path, why="it changed meanwhile")
+def changed(doing: str, path: Path) -> DataError:
+    """Return the error of a file that is no longer what it was when it was looked at."""
+    return DataError(doing, path=path, why="it changed meanwhile")

@@ -198,6 +198,23 @@ def test_a_large_file_that_changes_while_it_is_sent_is_named_and_others_go_on(pa
     assert puts(pair.collect()) == [f"{RUN}/a"]
 
 
+def test_a_file_that_was_cut_short_since_it_was_found_is_named_and_not_sent(pair, monkeypatch):
+    path = pair.write(f"{RUN}/a", LARGE)
+    real = files_module.file_sha256
+
+    def cut(hashed, size):
+        path.write_bytes(LARGE[:10])
+        return real(hashed, size)
+
+    monkeypatch.setattr(files_module, "file_sha256", cut)
+    pair.local.scan(lambda p: True)
+    assert "it changed meanwhile" in pair.local.problems[f"{RUN}/a"]
+    assert pair.collect() == []
+    monkeypatch.setattr(files_module, "file_sha256", real)
+    assert pair.bring()
+    assert (pair.there / RUN / "a").read_bytes() == LARGE[:10]
+
+
 def test_a_file_that_is_gone_before_it_was_sent_is_not_said(pair):
     path = pair.write(f"{RUN}/a")
     pair.local.scan(lambda p: True)

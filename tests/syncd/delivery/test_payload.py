@@ -213,14 +213,29 @@ def test_a_large_file_that_changes_before_it_is_uploaded_is_the_next_snapshots(p
     assert pair.files()["pack"] == b"more" + LARGE
 
 
+def test_a_file_that_is_cut_short_while_it_is_hashed_is_served_as_it_is_then(pair, monkeypatch):
+    path = pair.write("a", b"x" * 1000)
+    real = payload_module.file_sha256
+
+    def cut(hashed, size):
+        if path.stat().st_size == 1000:
+            path.write_bytes(b"x" * 10)
+        return real(hashed, size)
+
+    monkeypatch.setattr(payload_module, "file_sha256", cut)
+    pair.bring()
+    assert pair.files()["a"] == b"x" * 10
+    assert pair.served.problems == {}
+
+
 def test_an_edit_of_two_files_during_a_scan_is_not_torn_apart(pair, monkeypatch):
     pair.write("a", b"old")
     pair.write("b", b"old")
     pair.bring()
     real, edited = payload_module.file_sha256, []
 
-    def edit_between(path):
-        found = real(path)
+    def edit_between(path, size):
+        found = real(path, size)
         if path.name == "a" and not edited:
             edited.append(path)
             pair.write("a", b"new")

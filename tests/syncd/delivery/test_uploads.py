@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from chunks import Chunks
 
+from protocol.errors import DataError
 from syncd.delivery import uploads as module
-from syncd.delivery.contents import Contents
+from syncd.delivery.contents import Contents, file_sha256
 from syncd.delivery.uploads import Source, Upload
 from syncd.rclone.remote import Transient
 from syncd.state import State
@@ -85,6 +87,21 @@ def test_a_file_that_changed_is_told_and_spoils_no_other(contents, chunks, make,
     bad.path.write_bytes(data(2, size))
     assert contents.upload([bad]) == {}
     assert bytes_of(chunks, contents.pieces(bad.sha256)) == data(2, size)
+
+
+@pytest.mark.parametrize("size", [300, 1500])
+def test_a_file_with_fewer_bytes_than_were_found_is_not_sent(contents, chunks, make, size):
+    """Its hash is that of what is left, as it is when it was cut short before it was hashed."""
+    source = replace(make("a", data(1, size)), size=size + 1)
+    assert list(contents.upload([source])) == [source.path]
+    assert contents.pieces(source.sha256) == ()
+
+
+def test_fewer_bytes_than_were_found_have_no_hash(make):
+    source = make("a", data(1, 300))
+    assert file_sha256(source.path, 300) == file_sha256(source.path) == source.sha256
+    with pytest.raises(DataError, match="it changed meanwhile"):
+        file_sha256(source.path, 301)
 
 
 def test_an_upload_that_was_cut_off_goes_on_where_it_was(contents, chunks, make, monkeypatch):
