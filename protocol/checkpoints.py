@@ -14,8 +14,8 @@ class CheckpointFile:
 
     `made` is its modification time. `group` counts the run's groups: files that were in the folder
     together, and are of use together; the last one that the file was in. `said` is whether other
-    machines are told of it, `safe` since when a fresh machine can surely restore it (null: it is
-    not known to), and `how` that was found out.
+    machines are told of it, `safe` since when it is proved, if a fresh machine can surely restore a
+    group with it (else null), and `how` that was found out.
     """
 
     path: str
@@ -29,8 +29,21 @@ class CheckpointFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointGroup:
+    """A run's folder as it was at a moment: how many `files` were brought away, and which are
+    `missing`, by their paths below the folder, with the reason. One that lacks any is incomplete:
+    it is never `safe`, and no machine restores it."""
+
+    number: int
+    files: int
+    missing: Mapping[str, str] = field(default_factory=dict)
+    safe: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointIndex:
-    """The file as a whole: the files of each run, by its id, oldest first."""
+    """The file as a whole: the files of each run, by its id, oldest first, and its groups."""
 
     version: int = VERSION
     runs: Mapping[str, tuple[CheckpointFile, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[CheckpointGroup, ...]] = field(default_factory=dict)

@@ -131,16 +131,37 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class PutFile:
-    """Worker: a file below `in/` or `store/` is now this; its content came before."""
+    """Worker: a file below `in/` or `store/` is now this; its content came before.
+
+    Of a checkpoint: it is in its run's groups from `first` on, up to `until` if that is not 0.
+    """
 
     type: ClassVar[str] = "put"
     path: str
     size: int
     mode: int
     sha256: str
+    first: int = 0
+    until: int = 0
 
     def __post_init__(self) -> None:
         _check_file(self.size, self.mode, self.sha256)
+        if self.first < 0 or self.until < 0 or 0 < self.until < self.first:
+            raise ValueError("no groups are numbered so")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointsGrouped:
+    """Worker: all `files` files of a run's group of checkpoints were said."""
+
+    type: ClassVar[str] = "group"
+    run_id: str
+    number: int
+    files: int
+
+    def __post_init__(self) -> None:
+        if self.number < 1 or self.files < 1:
+            raise ValueError("groups count from 1, and so do their files")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +261,7 @@ Message = (
     | Content
     | Snapshot
     | PutFile
+    | CheckpointsGrouped
     | DropFile
     | Append
     | Journal

@@ -19,6 +19,7 @@ from protocol.journal import JournalRecord
 from protocol.messages import (
     Append,
     BridgeUrl,
+    CheckpointsGrouped,
     Content,
     DropFile,
     Journal,
@@ -43,10 +44,11 @@ from protocol.status import Status, render_status
 from protocol.wire import Role, Writer
 from syncd.bridge import current_url, url_file
 from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
-from syncd.delivery.files import RemoteFiles, checked_path, is_growing
+from syncd.delivery.files import checked_path, is_growing
 from syncd.delivery.joins import Joins
 from syncd.delivery.payload import ServedFolder, read_stages
 from syncd.delivery.receipt import check
+from syncd.delivery.received import RemoteFiles
 from syncd.delivery.stored import StoredChunks
 from syncd.queue_scan import QueueScan
 from syncd.rclone.errors import shown
@@ -373,7 +375,7 @@ class Controller(Daemon):
         elif isinstance(message, RunEnded):
             if self.results.add(message.record):
                 self._show_records()  # before its end is in the journal
-        elif isinstance(message, Content | PutFile | DropFile):
+        elif isinstance(message, Content | PutFile | CheckpointsGrouped | DropFile):
             self.files.apply(message)
             if isinstance(message, Content):
                 self.stored.expect(message)
@@ -382,7 +384,7 @@ class Controller(Daemon):
 
     def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
         if writer.role is Role.WORKER:
-            self.files.keep_only({m.path for m in messages if isinstance(m, PutFile)})
+            self.files.restart(messages)
 
     def _inherit(self, message: Message) -> None:
         """Go on counting where a controller left off whose state is gone."""

@@ -100,6 +100,21 @@ CREATE TABLE proofs (
 -- Chunks of the other end: 0 to be looked at on this disk, 1 right, 2 said to be.
 CREATE TABLE stored (object TEXT PRIMARY KEY, step INTEGER NOT NULL);
 """,
+    """
+-- The groups that checkpoint files are in: this worker's, and those of its predecessors.
+ALTER TABLE checkpoints ADD COLUMN until INTEGER NOT NULL DEFAULT 0;
+UPDATE checkpoints SET until = -1;
+CREATE TABLE checkpoint_groups (
+    run TEXT NOT NULL, number INTEGER NOT NULL, files INTEGER NOT NULL, size INTEGER NOT NULL,
+    brought INTEGER NOT NULL, missing TEXT NOT NULL,
+    pack INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (run, number)
+);
+ALTER TABLE remote_files ADD COLUMN first INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE remote_files ADD COLUMN until INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE remote_groups (
+    run TEXT NOT NULL, number INTEGER NOT NULL, files INTEGER NOT NULL, PRIMARY KEY (run, number)
+);
+""",
 )
 SCHEMA_VERSION = 1 + len(_ADDED)
 # What the machine, and not our SQL, is to blame for: the primary result codes of sqlite.org/rescode

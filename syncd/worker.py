@@ -19,6 +19,7 @@ from protocol.errors import RefusedError
 from protocol.journal import JournalRecord
 from protocol.messages import (
     BridgeUrl,
+    CheckpointsGrouped,
     Content,
     DropFile,
     Journal,
@@ -37,13 +38,15 @@ from protocol.wire import Role, Writer
 from syncd.courtesy import COURTESY_SECONDS, Courtesy
 from syncd.daemon import BRIDGE_URL, RESCAN_SECONDS, Daemon, Loop
 from syncd.delivery.checkpoints import Checkpoints
-from syncd.delivery.files import CHECKPOINTS, LocalFiles, RemoteFiles
+from syncd.delivery.files import LocalFiles
 from syncd.delivery.holds import Holds
 from syncd.delivery.outgoing import WorkerOutgoing
 from syncd.delivery.payload import PayloadStore
 from syncd.delivery.peers import FencedError
 from syncd.delivery.proofs import READ_BACK, Proofs
 from syncd.delivery.receipt import check
+from syncd.delivery.received import RemoteFiles
+from syncd.delivery.restores import Restores
 from syncd.delivery.streams import Tails
 from syncd.delivery.unacked import Unacked
 from syncd.last_heard import LastHeard
@@ -89,6 +92,13 @@ class Worker(Daemon):
         self._set_up_checkpoints()
         self.inherited = RemoteFiles(
             self.state, root, self.contents, wanted=lambda path: True, placed=self._note_read
+        )
+        self.restores = Restores(
+            self.state,
+            root,
+            self.layout.private / "restored",
+            self.contents,
+            placed=self._note_read,
         )
         self.payloads = PayloadStore(
             self.state, root, self.layout.private / "payload", self.payload_contents
@@ -216,8 +226,13 @@ class Worker(Daemon):
         return self._awake and not self._is_recovering()
 
     def _is_recovering(self) -> bool:
-        """Whether checkpoints of a predecessor are still to come: nothing is started before."""
-        return not self._restored and bool(self.inherited.missing())
+        """Whether files of a predecessor are still to come: nothing is started before.
+
+        Checkpoints are waited for until it is decided which can be had; of other files, what could
+        not be had at once may come later.
+        """
+        others = not self._restored and bool(self.inherited.missing())
+        return others or bool(self.restores.missing())
 
     def _pull(self) -> None:
         try:
@@ -274,7 +289,8 @@ class Worker(Daemon):
 
     def bulk(self) -> None:
         quiet = self._quiet_for()  # so that what is scanned next was made before
-        if self.inherited.missing():
+        if self._is_recovering() or self.inherited.missing():
+            self.restores.fetch()
             # What comes late takes the place of nothing that was made here meanwhile.
             self.inherited.fetch(sparing=self._restored)
             self._restored = True  # what could not be had is named, and the rest is here
@@ -287,14 +303,18 @@ class Worker(Daemon):
             self.payloads.prune(self.journal.payloads_in_use())
         if self.outgoing.scan():
             self.push_loop.wake.set()
+        if not self.restores.missing():  # else a predecessor's objects are still needed
+            self._bring_checkpoints()
+        if self.settings.stop_when_idle:
+            self._leave_when_idle(min(quiet, self._quiet_for()))
+
+    def _bring_checkpoints(self) -> None:
         if self.outgoing.bring_checkpoints():
             self.push_loop.wake.set()
             self.checkpoint_loop.wake.set()
         # A state says all that this worker stands for, what it inherited included.
         if self.outgoing.covers(self.inherited.paths()):
             self.link.compact()
-        if self.settings.stop_when_idle:
-            self._leave_when_idle(min(quiet, self._quiet_for()))
 
     def _quiet_for(self) -> float:
         """For how many seconds nothing has run or waited."""
@@ -393,7 +413,7 @@ class Worker(Daemon):
 
     def restart(self, writer: Writer, messages: Sequence[Message]) -> None:
         if writer.role is Role.WORKER:
-            self.inherited.keep_only({m.path for m in messages if isinstance(m, PutFile)})
+            self.inherited.restart(messages)
 
     def _inherit(self, writer: Writer, message: Message) -> None:
         """Take over what a predecessor on another disk had come to."""
@@ -401,7 +421,7 @@ class Worker(Daemon):
             self.journal.add(message.record)
         elif isinstance(message, RunEnded):
             self.results.add(message.record)
-        elif isinstance(message, Content | PutFile | DropFile):
+        elif isinstance(message, Content | PutFile | CheckpointsGrouped | DropFile):
             self.inherited.apply(message)
         elif isinstance(message, StatusReport):
             self.last_heard.note(writer, message.status)
@@ -442,23 +462,20 @@ class Worker(Daemon):
             unsent=unsent,
             progress=self.link.progress(),
             checkpoints=self.checkpoints,
-            inherited=self._inherited_checkpoint,
+            inherited=self.restores.restored,
             problems=self._all_problems(),
         )
-
-    def _inherited_checkpoint(self, run_id: str) -> str:
-        """Name the newest checkpoint of a run that an earlier worker has left; "" for none."""
-        folder = f"{CHECKPOINTS}/{run_id}"
-        return self.inherited.newest(folder).removeprefix(f"{folder}/")
 
     def _all_problems(self) -> list[str]:
         loops = dict.fromkeys(self.problems.values())  # of two that meet the same, one tells
         found = [*loops, *self.runner.problems.values(), *self.refusals()]
-        for kept in (self.outgoing.problems(), self.inherited.problems):
+        for kept in (self.outgoing.problems(), self.inherited.problems, self.restores.problems):
             found += [f"{path}: {why}" for path, why in kept.items()]
         if self._verdict not in (Verdict.LEAVE, Verdict.BUSY):
             found.append(f"there is nothing to do, and it stays: {self._verdict}")
-        missing = len(self.inherited.missing())
-        if missing and not self._restored:
-            found.append(f"restoring {missing} files of an earlier worker; nothing starts before")
+        if self._is_recovering():
+            missing = len(self.inherited.missing() + self.restores.missing())
+            why = f" ({self.restores.waits})" if self.restores.waits else ""
+            told = f"restoring {missing} files of an earlier worker{why}; nothing starts before"
+            found.append(told)
         return found + ([self.payloads.problem] if self.payloads.problem else [])

@@ -1,8 +1,7 @@
 """Whole files below `in/` and `store/`: what the worker made, brought to the other end.
 
-At the worker, `LocalFiles` finds what changed, brings larger contents to the remote and says so in
-messages. At the controller, and at a fresh worker that recovers what its predecessors left,
-`RemoteFiles` keeps what those messages say and puts the files in place.
+`LocalFiles` finds what changed, brings larger contents to the remote and says so in messages, for
+`syncd.delivery.received` at the other end. Checkpoints go by rules of their own.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from pathlib import Path
 
 from protocol.errors import DataError, RefusedError
 from protocol.logs import one_line
-from protocol.messages import Content, DropFile, Message, PutFile
+from protocol.messages import DropFile, Message, PutFile
 from protocol.names import safe_relative
-from protocol.publish import make_dirs, remove_leftovers
 from syncd.delivery.contents import INLINE_BYTES, Contents, file_sha256
 from syncd.delivery.uploads import Source
-from syncd.platform import change_time_ns, folded_onto
-from syncd.rclone.remote import NotFound
+from syncd.platform import change_time_ns
 from syncd.state import State
 
 SETTLE_SECONDS = 1.0
@@ -135,7 +132,7 @@ def walk(root: Path, below: str, problems: dict[str, str]) -> Iterator[Found]:
 class LocalFiles:
     """Files of this end that go to the other.
 
-    A scan also finds what others send: names of files that grow, in `growing`, and checkpoints.
+    A scan also finds the names of files that grow, in `growing`, whose new bytes others send.
     """
 
     def __init__(self, state: State, root: Path, contents: Contents) -> None:
@@ -143,7 +140,6 @@ class LocalFiles:
         self._root = root
         self._contents = contents
         self.growing: list[str] = []
-        self.checkpoints: list[Found] = []
         self.problems: dict[str, str] = {}
         self.unsettled = False  # whether the last scan left files for the next one
         self._failed = False  # whether there were some that it could not bring
@@ -156,7 +152,6 @@ class LocalFiles:
         waits for the next scan; one that cannot be read is named in `problems`; the rest go on.
         """
         growing: list[str] = []
-        checkpoints: list[Found] = []
         self.unsettled = False
         seen: set[str] = set()
         problems: dict[str, str] = {}
@@ -166,7 +161,6 @@ class LocalFiles:
             try:
                 checked_path(found.path)
                 if run_of(found.path):
-                    checkpoints.append(found)
                     continue
                 final = is_final(found.path)
                 if is_growing(found.path):
@@ -184,7 +178,7 @@ class LocalFiles:
         finally:
             self._uploading = 0
         self._failed = any(why != LEFT_OUT for why in problems.values())
-        self.growing, self.checkpoints, self.problems = growing, checkpoints, problems
+        self.growing, self.problems = growing, problems
         with self._state.transaction():
             for found, sha256 in news:
                 self._note(found, sha256)
@@ -334,125 +328,3 @@ class LocalFiles:
         row = self._state.row("SELECT COALESCE(SUM(size), 0) FROM local_files WHERE sent = 0")
         on_their_way = max(0, self._uploading - self._contents.uploaded)
         return on_their_way + (int(row[0]) if row else 0)
-
-
-class RemoteFiles:
-    """Files of the other end, or of predecessors, that are put in place at this end."""
-
-    def __init__(
-        self,
-        state: State,
-        root: Path,
-        contents: Contents,
-        wanted: Callable[[str], bool],
-        *,
-        placed: Callable[[str], None] = lambda sha256: None,
-    ) -> None:
-        """`placed` is called with the hash of each content that has come whole."""
-        self._placed = placed
-        self._state = state
-        self._root = root
-        self._contents = contents
-        self._wanted = wanted
-        self.problems: dict[str, str] = {}
-
-    def apply(self, message: Content | PutFile | DropFile) -> None:
-        """Keep what a message says. Raises RefusedError for a path that a worker may not name."""
-        if isinstance(message, Content):
-            self._contents.receive(message)
-            return
-        before = self._state.row(
-            "SELECT sha256, size, mode FROM remote_files WHERE path = ?",
-            checked_path(message.path),
-        )
-        if isinstance(message, PutFile):
-            if not before or before != (message.sha256, message.size, message.mode):
-                self._state.run(
-                    "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?)",
-                    message.path,
-                    message.size,
-                    message.mode,
-                    message.sha256,
-                    0 if self._wanted(message.path) else 1,
-                )
-            self._release(message.sha256)
-        else:
-            # What has arrived here stays: the worker's disk is no reason to lose a copy.
-            self._state.run("DELETE FROM remote_files WHERE path = ?", message.path)
-            self.problems.pop(message.path, None)
-        if before:
-            self._release(str(before[0]))
-
-    def _release(self, sha256: str) -> None:
-        """Drop this end's copy of a content that no file waits for."""
-        if not self._state.row(
-            "SELECT 1 FROM remote_files WHERE sha256 = ? AND here = 0 LIMIT 1", sha256
-        ):
-            self._contents.forget(sha256)
-
-    def paths(self) -> list[str]:
-        """Paths of all files that are known."""
-        return [path for (path,) in self._state.rows("SELECT path FROM remote_files")]
-
-    def keep_only(self, paths: Collection[str]) -> None:
-        """Forget all files but these. What has arrived stays."""
-        for path in set(self.paths()) - set(paths):
-            self.apply(DropFile(path=path))
-
-    def newest(self, folder: str) -> str:
-        """Return which of the files below a folder that have arrived was said last; "" for none."""
-        row = self._state.row(
-            "SELECT path FROM remote_files WHERE here = 1 AND path >= ? AND path < ?"
-            " ORDER BY rowid DESC LIMIT 1",
-            *(f"{folder}/", f"{folder}0"),
-        )
-        return str(row[0]) if row else ""
-
-    def missing(self) -> list[str]:
-        """Paths of wanted files that are not in place yet."""
-        return [path for (path,) in self._state.rows(_MISSING)]
-
-    def fetch(self, *, sparing: bool = False) -> bool:
-        """Put wanted files in place; return whether all are. What fails is kept in `problems`.
-
-        If `sparing`, what is there already stays: it was made here since. Raises RemoteError when
-        the remote cannot be reached.
-        """
-        for path in self.missing():
-            if sparing and (self._root / path).exists():
-                self._state.run("UPDATE remote_files SET here = 1 WHERE path = ?", path)
-                self.problems.pop(path, None)
-                continue
-            row = self._state.row(
-                "SELECT size, mode, sha256 FROM remote_files WHERE path = ?", path
-            )
-            if row is None:
-                continue
-            size, mode, sha256 = int(row[0]), int(row[1]), str(row[2])
-            try:
-                self._place(path, size, mode, sha256)
-            except (NotFound, DataError, RefusedError, OSError) as error:
-                self.problems[path] = f"not received: {error}"
-                continue
-            self.problems.pop(path, None)
-            with self._state.transaction():
-                self._placed(sha256)
-                self._state.run(
-                    "UPDATE remote_files SET here = 1 WHERE path = ? AND sha256 = ?", path, sha256
-                )
-                self._release(sha256)
-        return not self.missing()
-
-    def _place(self, path: str, size: int, mode: int, sha256: str) -> None:
-        target = inside(self._root, path)
-        if not self._contents.room_for(sha256, size):
-            raise DataError("receive a file", path=target, why="the disk is full")
-        make_dirs(target.parent)
-        if other := folded_onto(target):
-            why = f"on this disk it would be the file {other!r}, which is there"
-            raise RefusedError("receive a file", path=target, why=why)
-        remove_leftovers(target.parent, of=target.name)  # of a fetch that was killed
-        self._contents.place(sha256, target, mode=mode, size=size)
-
-
-_MISSING = "SELECT path FROM remote_files WHERE here = 0 ORDER BY size"

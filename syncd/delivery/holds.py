@@ -14,6 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from protocol.publish import temporary_beside
+from syncd.delivery.uploads import changed
 
 # With less than this free, nothing is copied, and what nobody needs is let go.
 LOW_BYTES = 1 << 30
@@ -28,21 +29,46 @@ class Holds:
         for leftover in folder.glob("*.tmp"):
             leftover.unlink()
 
-    def take(self, path: Path) -> Path:
+    def link(self, path: Path) -> Path:
+        """Return another name for the file at `path`, until `keep` or `drop`. Raises OSError."""
+        held = temporary_beside(self._folder / "held")
+        os.link(path, held)
+        return held
+
+    def take(self, path: Path, *, copied: bool = False) -> Path:
         """Return a name for the file at `path` that lasts until `keep` or `drop`.
 
-        It is `path` itself where it can be neither linked nor copied. Raises FileNotFoundError.
+        It is another file if it is to be `copied` and there is room; it is `path` itself where it
+        can be neither linked nor copied. Raises OSError, FileNotFoundError among them, and
+        DataError when it was written to while it was copied.
         """
-        held = temporary_beside(self._folder / "held")
+        if copied and self._has_room_for(path):
+            return self._copy(path)
         try:
-            os.link(path, held)
+            return self.link(path)
         except FileNotFoundError:
             raise
         except OSError:  # the file system has no links, or not between these two places
-            if self._free() - path.stat().st_size < LOW_BYTES:
-                return path
+            return self._copy(path) if self._has_room_for(path) else path
+
+    def _has_room_for(self, path: Path) -> bool:
+        return self._free() - path.stat().st_size >= LOW_BYTES
+
+    def _copy(self, path: Path) -> Path:
+        held, before = temporary_beside(self._folder / "held"), path.stat()
+        try:
             shutil.copyfile(path, held)
+            after = path.stat()
+            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+                raise changed("copy a file", path)
+        except BaseException:
+            held.unlink(missing_ok=True)
+            raise
         return held
+
+    def has_let_go(self, held: Path) -> bool:
+        """Whether this name of a file is one that only `let_go_oldest` takes away, and has."""
+        return held.parent == self._folder and not held.exists()
 
     def keep(self, held: Path, sha256: str) -> Path:
         """Give a file that was taken the name of its content; return it."""

@@ -87,9 +87,8 @@ class WorkerOutgoing:
         return news or bool(self.held())
 
     def bring_checkpoints(self) -> bool:
-        """Bring checkpoints to the remote that the last scan has found; return whether there is
-        news."""
-        return self._checkpoints.bring(self._local.checkpoints, self._local.is_unread)
+        """Bring new checkpoints to the remote; return whether there is news."""
+        return self._checkpoints.bring()
 
     def is_unsettled(self) -> bool:
         """Whether files that have just changed wait to be looked at again."""

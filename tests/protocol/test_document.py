@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from protocol import errors, names
-from protocol.checkpoints import CheckpointFile
+from protocol.checkpoints import CheckpointFile, CheckpointGroup
 from protocol.dictionary import DICTIONARY
 from protocol.errors import ExitCode, UserError
 from protocol.journal import JournalRecord, fold, parse_journal
@@ -124,6 +124,11 @@ def test_the_fields_of_every_message_are_those_of_the_code():
 )
 def test_the_fields_of_every_record_are_those_of_the_code(heading: str, kind: type):
     assert set(listed("field", section(heading))) == set(fields(kind))
+
+
+def test_the_fields_of_a_group_of_checkpoints_are_those_of_the_code():
+    found = listed("of a group", section("`checkpoints.json`"))
+    assert found == fields(CheckpointGroup)
 
 
 @pytest.mark.parametrize(

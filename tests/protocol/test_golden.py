@@ -147,7 +147,7 @@ def of_type(messages: list[Message], kind: type) -> list:
 
 
 def test_every_type_of_message_stands_in_a_golden_pack():
-    places = ((1, CONTROLLER), (2, CONTROLLER), (3, CONTROLLER), (1, WORKER))
+    places = ((1, CONTROLLER), (2, CONTROLLER), (3, CONTROLLER), (1, WORKER), (3, WORKER))
     packs = [opened(Kind.PACK, seq, writer)[1] for seq, writer in places]
     found = {type(message) for pack in packs for message in decode_messages(pack)}
     assert found == set(Message.__args__)
@@ -199,6 +199,14 @@ def test_the_workers_pack_is_read():
         m.PutFile(path=path, size=512, mode=0o644, sha256=WEIGHTS_SHA256),
         m.DropFile(path="store/checkpoints/old"),
         m.Ack(writer=CONTROLLER, seq=1),
+    ]
+
+
+def test_the_workers_third_pack_is_read():
+    path = f"store/checkpoints/{RUN}/5.safetensors"
+    assert decode_messages(opened(Kind.PACK, 3, WORKER)[1]) == [
+        m.PutFile(path=path, size=512, mode=0o644, sha256=WEIGHTS_SHA256, first=2, until=4),
+        m.CheckpointsGrouped(run_id=RUN, number=4, files=1),
     ]
 
 

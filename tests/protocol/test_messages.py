@@ -9,6 +9,7 @@ from protocol.journal import JournalRecord
 from protocol.messages import (
     Ack,
     Append,
+    CheckpointsGrouped,
     Content,
     DropFile,
     Hello,
@@ -48,6 +49,16 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(Content, sha256=HASH, size=COUNT, pieces=PIECES, blob=BLOB),
     st.builds(Snapshot, order=st.integers(1, 99), id=TEXT, blob=BLOB),
     st.builds(PutFile, path=TEXT, size=COUNT, mode=MODE, sha256=HASH),
+    st.builds(
+        PutFile,
+        path=TEXT,
+        size=COUNT,
+        mode=MODE,
+        sha256=HASH,
+        first=st.just(5),
+        until=st.sampled_from([0, 5, 99]),
+    ),
+    st.builds(CheckpointsGrouped, run_id=TEXT, number=st.integers(1, 99), files=st.integers(1, 99)),
     st.builds(DropFile, path=TEXT),
     st.builds(
         Append,

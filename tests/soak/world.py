@@ -31,9 +31,9 @@ import protocol.queue
 import syncd.cli
 import syncd.controller
 import syncd.daemon
-import syncd.delivery.checkpoints
 import syncd.delivery.files
 import syncd.delivery.link
+import syncd.delivery.takes
 import syncd.show
 import syncd.stages.schedule
 import syncd.worker
@@ -56,7 +56,7 @@ HASTE = {
     },
     syncd.delivery.link: {"ACK_SECONDS": 0.05},
     syncd.delivery.files: {"SETTLE_SECONDS": 0.2},
-    syncd.delivery.checkpoints: {"SETTLE_SECONDS": 0.2},
+    syncd.delivery.takes: {"SETTLE_SECONDS": 0.2},
     syncd.controller: {"DEBOUNCE_SECONDS": 0.05, "SERVE_SCAN_SECONDS": 2.0, "TICK_SECONDS": 0.5},
     syncd.worker: {"IDLE_TICK_SECONDS": 0.5},
     protocol.queue: {"SETTLE_SECONDS": 0.5},

@@ -169,7 +169,7 @@ def test_an_artefact_that_would_replace_another_one_is_told_and_the_first_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from syncd.delivery.contents import Contents
-    from syncd.delivery.files import RemoteFiles
+    from syncd.delivery.received import RemoteFiles
     from syncd.state import State
 
     state = State(tmp_path / "state.db")

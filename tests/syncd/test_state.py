@@ -139,8 +139,10 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_state_of_version_1_is_taken_over_with_the_checkpoints_that_were_said(tmp_path, state):
-    for table in ("checkpoints", "proofs", "stored"):
+    for table in ("checkpoints", "proofs", "stored", "checkpoint_groups", "remote_groups"):
         state.run(f"DROP TABLE {table}")
+    for column in ("first", "until"):
+        state.run(f"ALTER TABLE remote_files DROP COLUMN {column}")
     state.run("PRAGMA user_version = 1")
     folder = "store/checkpoints/train.0001.7f3a"
     for path in ("in/artifacts/a", f"{folder}/1.pt", f"{folder}/metrics.jsonl"):

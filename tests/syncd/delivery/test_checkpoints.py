@@ -4,158 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chunks import Chunks
+from checkpointing import FOLDER, LARGE, RUN, Vm, restored
 
 from protocol.errors import RemoteError
-from protocol.messages import Content, DropFile, Message, PutFile
-from syncd.delivery import checkpoints as module
+from protocol.messages import PutFile
+from syncd.delivery import checkpoints as checkpoints_module
 from syncd.delivery import holds as holds_module
-from syncd.delivery.checkpoints import Checkpoints
-from syncd.delivery.chunks import Draft
-from syncd.delivery.contents import Contents
-from syncd.delivery.files import Found, walk
-from syncd.delivery.holds import Holds
-from syncd.delivery.proofs import Proofs
-from syncd.rclone.profiles import LOCAL, Profile
-from syncd.rclone.remote import NotFound, Transient
-from syncd.state import State
-
-RUN = "train.0001.7f3a"
-FOLDER = f"store/checkpoints/{RUN}"
-LARGE = 9 * 1024 * 1024  # a chunk of its own
-
-
-class Hashing:
-    """Stands for a remote that knows the hash of each chunk, unless it is silent."""
-
-    def __init__(self, chunks: Chunks) -> None:
-        self.chunks = chunks
-        self.silent = False
-
-    def anchor(self) -> Hashing:
-        return self
-
-    def profile(self) -> Profile:
-        return LOCAL
-
-    def hash_kind(self) -> str:
-        return "sha256"
-
-    def hash_of(self, path: str, kind: str) -> str:
-        if self.silent or path not in self.chunks.kept:
-            raise NotFound("hash", path=path, why="it is not there")
-        return hashlib.sha256(self.chunks.kept[path]).hexdigest()
-
-
-class Line(Chunks):
-    """Chunks that go one by one; `before` is what happens meanwhile, and may fail."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: Callable[[], object] = lambda: None
-
-    def send(self, draft: Draft) -> str:
-        try:
-            self.before()
-        except BaseException:
-            draft.discard()
-            raise
-        return super().send(draft)
-
-
-class Vm:
-    """A worker's checkpoints, with what it says taken down."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        (root / ".syncd" / "held").mkdir(parents=True)
-        (root / ".syncd" / "files").mkdir()
-        self.state = State(root / ".syncd" / "state.db")
-        self.chunks = Line()
-        self.remote = Hashing(self.chunks)
-        self.contents = Contents(self.state, root / ".syncd" / "files", lambda: self.chunks)
-        self.proofs = Proofs(self.state, lambda: self.remote, root / ".syncd", lambda: 0.0)
-        self.over = False
-        self.packs = 0
-        self.restart()
-
-    def restart(self) -> None:
-        self.holds = Holds(self.root / ".syncd" / "held")
-        self.checkpoints = Checkpoints(
-            state=self.state,
-            root=self.root,
-            contents=self.contents,
-            proofs=self.proofs,
-            holds=self.holds,
-            is_over=lambda run: self.over,
-            sent=lambda: self.packs,
-            make_again=lambda lost: self.checkpoints.send_again(self.contents.lose(lost)),
-        )
-
-    def save(self, name: str, data: bytes = b"", *, made: int) -> Path:
-        path = self.root / FOLDER / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(data or name.encode())
-        os.utime(temporary, (made, made))
-        return temporary.replace(path)
-
-    def remove(self, name: str) -> None:
-        (self.root / FOLDER / name).unlink()
-
-    def found(self) -> list[Found]:
-        return list(walk(self.root, FOLDER, {}))
-
-    def bring(self) -> list[str]:
-        """Bring away what there is; return what is said of it."""
-        self.checkpoints.bring(self.found(), lambda path: False)
-        return self.say()
-
-    def say(self) -> list[str]:
-        with self.state.transaction():
-            messages = self.checkpoints.collect(self.packs + 1, 10**6)
-        self.packs += bool(messages)
-        return [told(message) for message in messages]
-
-    def prove(self) -> list[str]:
-        self.checkpoints.prove()
-        return self.say()
-
-    def safe(self) -> list[str]:
-        found = self.checkpoints.index().runs.get(RUN, ())
-        return [file.path for file in found if file.safe is not None]
-
-    def on_remote(self) -> set[str]:
-        """What a fresh worker would find: by what a state would say."""
-        said = [m for m in self.checkpoints.restate() if isinstance(m, PutFile)]
-        return {Path(message.path).name for message in said}
-
-    def held(self) -> list[str]:
-        return sorted(path.name for path in (self.root / ".syncd" / "held").iterdir())
-
-
-def told(message: Message) -> str:
-    if isinstance(message, Content):
-        return "content"
-    assert isinstance(message, PutFile | DropFile)
-    return f"{message.type} {Path(message.path).name}"
-
-
-@pytest.fixture
-def vm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vm]:
-    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)
-    vm = Vm(tmp_path)
-    yield vm
-    vm.state.close()
+from syncd.rclone.remote import Transient
 
 
 def test_a_checkpoint_is_safe_once_its_bytes_are_proved(vm: Vm) -> None:
     vm.save("1.pt", made=1)
-    assert vm.bring() == ["content", "put 1.pt"]
+    assert vm.bring() == ["content", "put 1.pt", "group of 1"]
     assert vm.safe() == []
     assert vm.prove() == []
     assert vm.safe() == ["1.pt"]
@@ -181,7 +44,7 @@ def test_a_chunk_that_is_wrong_on_the_remote_is_brought_again(vm: Vm) -> None:
     vm.remove("1.pt")  # what is held is as good
     assert vm.prove() == []
     assert vm.safe() == []
-    assert vm.bring() == ["content", "put 1.pt"]
+    assert vm.bring() == ["content", "put 1.pt", "group of 1"]
     vm.prove()
     assert vm.safe() == ["1.pt"]
     assert len(vm.chunks.kept) == 2
@@ -194,7 +57,7 @@ def test_what_was_removed_goes_once_something_newer_is_safe(vm: Vm) -> None:
     vm.save("2.pt", made=2)
     vm.remove("1.pt")
     vm.remote.silent = True
-    assert vm.bring() == ["content", "put 2.pt"]
+    assert vm.bring() == ["content", "put 2.pt", "put 1.pt", "group of 1"]
     assert vm.prove() == []
     assert vm.on_remote() == {"1.pt", "2.pt"}
     vm.remote.silent = False
@@ -223,7 +86,7 @@ def test_a_file_in_the_place_of_another_is_named_once_it_is_safe(vm: Vm) -> None
     assert vm.say() == []
     assert vm.on_remote() == {"latest.pt"}
     vm.remote.silent = False
-    assert vm.prove() == ["content", "put latest.pt"]
+    assert vm.prove() == ["content", "put latest.pt", "group of 1"]
     assert [file.sha256 for file in vm.checkpoints.index().runs[RUN]] == [
         hashlib.sha256(b"two").hexdigest()
     ]
@@ -232,7 +95,7 @@ def test_a_file_in_the_place_of_another_is_named_once_it_is_safe(vm: Vm) -> None
 def test_a_checkpoint_that_is_pruned_on_its_way_arrives(vm: Vm) -> None:
     vm.save("1.pt", b"1" * LARGE, made=1)
     vm.chunks.before = lambda: vm.remove("1.pt") if vm.found() else None
-    assert vm.bring() == ["content", "put 1.pt"]
+    assert vm.bring() == ["content", "put 1.pt", "group of 1"]
     vm.prove()
     assert vm.safe() == ["1.pt"]
 
@@ -270,7 +133,10 @@ def test_the_newest_goes_first_and_what_it_superseded_not_at_all(vm: Vm) -> None
             vm.remove("1.pt")
 
     vm.chunks.before = prune
-    assert vm.bring() == ["content", "put 3.pt", "content", "put 2.pt"]
+    assert vm.bring() == ["content", "content"]
+    assert len(vm.chunks.kept) == 2
+    # What it left is another folder than the one that was begun with, and whole by itself.
+    assert vm.bring() == ["content", "put 2.pt", "content", "put 3.pt", "group of 2"]
     assert len(vm.chunks.kept) == 2
 
 
@@ -284,11 +150,11 @@ def test_one_that_was_on_its_way_when_the_line_broke_goes_on_although_it_is_prun
     with pytest.raises(RemoteError):
         vm.bring()
     vm.remove("1.pt")
-    vm.save("2.pt", made=2)
+    vm.save("2.pt", b"2" * LARGE, made=2)
     vm.chunks.before = lambda: None
-    assert vm.bring() == ["content", "put 1.pt"]
+    assert vm.bring() == ["content", "put 1.pt", "group of 1"]
     vm.prove()
-    assert vm.bring() == ["content", "put 2.pt"]
+    assert vm.bring() == ["content", "put 2.pt", "put 1.pt", "group of 1"]
     assert vm.prove() == ["drop 1.pt"]
 
 
@@ -368,3 +234,222 @@ def test_what_is_lost_on_the_remote_and_nowhere_else_any_more_is_forgotten(vm: V
         vm.checkpoints.send_again(vm.contents.lose(set(vm.chunks.kept)))
     vm.bring()
     assert vm.checkpoints.index().runs == {}
+
+
+# Whole or not at all
+
+
+def rewrite(vm: Vm, name: str, data: bytes) -> None:
+    """Write a file in place, without changing its length, as its stage would."""
+    with open(vm.root / FOLDER / name, "r+b") as file:
+        file.write(data)
+
+
+def pair_of(vm: Vm, number: int) -> dict[str, bytes]:
+    """Write both files of a step in place; return them."""
+    for name, data in step(number).items():
+        path = vm.root / FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return step(number)
+
+
+def step(number: int) -> dict[str, bytes]:
+    return {f"{kind}.pt": f"{kind}{number}".encode() * (LARGE // 6) for kind in ("model", "optim")}
+
+
+def test_files_of_two_steps_are_never_safe_together(vm: Vm, tmp_path: Path) -> None:
+    first = pair_of(vm, 1)
+    vm.bring()
+    vm.prove()
+    pair_of(vm, 2)
+    sent = []
+
+    def overtake() -> None:
+        sent.append(1)
+        if len(sent) == 2:  # one file is on the remote
+            pair_of(vm, 3)
+
+    vm.chunks.before = overtake
+    assert vm.bring() == []
+    assert vm.checkpoints.unsettled
+    assert "it changed meanwhile" in str(vm.checkpoints.problems)
+    assert vm.prove() == []
+    assert restored(vm, tmp_path / "a") == first
+    vm.chunks.before = lambda: None
+    vm.bring()
+    vm.prove()
+    assert vm.checkpoints.problems == {}
+    assert restored(vm, tmp_path / "b") == step(3)
+
+
+def test_a_file_rewritten_with_its_time_set_back_is_not_taken_for_what_it_was(vm: Vm) -> None:
+    vm.save("1.pt", b"1" * LARGE, made=1)
+
+    def rewrite_once() -> None:
+        vm.chunks.before = lambda: None
+        rewrite(vm, "1.pt", b"2" * LARGE)
+        os.utime(vm.root / FOLDER / "1.pt", (1, 1))
+
+    vm.chunks.before = rewrite_once
+    assert vm.bring() == []
+    assert vm.bring() == ["content", "put 1.pt", "group of 1"]
+    (file,) = vm.checkpoints.index().runs[RUN]
+    assert file.sha256 == hashlib.sha256(b"2" * LARGE).hexdigest()
+
+
+def test_what_is_always_rewritten_in_place_on_its_way_is_copied_first(vm: Vm) -> None:
+    vm.save("1.pt", b"1" * LARGE, made=1)
+    vm.chunks.before = lambda: rewrite(vm, "1.pt", os.urandom(8))
+    assert vm.bring() == []
+    assert vm.bring() == ["content", "put 1.pt", "group of 1"]
+    vm.prove()
+    assert vm.safe() == ["1.pt"]
+
+
+def test_a_line_that_breaks_does_not_hide_what_was_rewritten_meanwhile(
+    vm: Vm, tmp_path: Path
+) -> None:
+    pair_of(vm, 1)
+    sent = []
+
+    def fail() -> None:
+        sent.append(1)
+        if len(sent) == 2:
+            raise Transient("send", why="the line is down")
+
+    vm.chunks.before = fail
+    with pytest.raises(RemoteError):
+        vm.bring()
+    rewrite(vm, "optim.pt", step(2)["optim.pt"])
+    assert vm.bring() == []
+    vm.bring()
+    assert restored(vm, tmp_path / "a") == step(1) | {"optim.pt": step(2)["optim.pt"]}
+
+
+def test_a_group_with_a_file_that_cannot_travel_is_incomplete_and_named(
+    vm: Vm, tmp_path: Path
+) -> None:
+    vm.save("1.pt", made=1)
+    vm.bring()
+    vm.prove()
+    vm.save("2.pt", made=2)
+    vm.save("optim:rank0.pt", made=2)
+    assert vm.bring() == ["content"]
+    vm.prove()
+    newest = vm.checkpoints.newest_safe(RUN)
+    assert newest is not None
+    assert newest.name == "1.pt"
+    assert vm.safe() == ["1.pt"]
+    *_, last = vm.checkpoints.index().groups[RUN]
+    assert (last.files, list(last.missing), last.safe) == (2, ["optim:rank0.pt"], False)
+    (why,) = vm.checkpoints.problems.values()
+    assert "incomplete" in why
+    assert vm.checkpoints.is_behind()
+    assert restored(vm, tmp_path / "a") == {"1.pt": b"1.pt"}
+    assert vm.bring() == []
+    assert len(vm.checkpoints.index().groups[RUN]) == 2, "nothing is new"
+    vm.remove("optim:rank0.pt")
+    vm.bring()
+    vm.prove()
+    assert sorted(vm.safe()) == ["1.pt", "2.pt"]
+    assert vm.checkpoints.problems == {}
+
+
+def test_a_group_with_a_file_that_cannot_be_read_is_incomplete(
+    vm: Vm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm.save("model.pt", made=1)
+    vm.save("optim.pt", made=2)
+    real = checkpoints_module.file_sha256
+
+    def deny(path: Path, size: int) -> str:
+        if path.read_bytes() == b"optim.pt":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, size)
+
+    monkeypatch.setattr(checkpoints_module, "file_sha256", deny)
+    assert vm.bring() == ["content"]
+    vm.prove()
+    assert vm.safe() == []
+    assert vm.checkpoints.newest_safe(RUN) is None
+    assert "Permission denied" in vm.checkpoints.problems[f"{FOLDER}/optim.pt"]
+    monkeypatch.setattr(checkpoints_module, "file_sha256", real)
+    vm.bring()
+    vm.prove()
+    assert sorted(vm.safe()) == ["model.pt", "optim.pt"]
+
+
+def test_links_and_files_that_grow_are_no_part_of_a_group(vm: Vm) -> None:
+    vm.save("1.pt", made=1)
+    vm.save("metrics.jsonl", made=1)
+    (vm.root / FOLDER / "last").symlink_to("1.pt")
+    vm.bring()
+    vm.prove()
+    assert vm.safe() == ["1.pt"]
+
+
+def test_a_small_file_that_is_newer_is_no_newer_checkpoint(vm: Vm, tmp_path: Path) -> None:
+    vm.save("1.pt", b"1" * LARGE, made=1)
+    vm.save("metrics.json", b"{}", made=1)
+    vm.bring()
+    vm.prove()
+    vm.remove("1.pt")  # to make room for the next one
+    vm.save("metrics.json", b"{2}", made=2)
+    vm.bring()
+    for _ in range(2):
+        assert vm.prove() == []
+    whole = {"1.pt": b"1" * LARGE, "metrics.json": b"{}"}
+    assert restored(vm, tmp_path / "a") == whole
+    vm.save("2.pt", b"2" * LARGE, made=3)
+    vm.bring()
+    assert vm.prove() == [
+        *("content", "put 2.pt", "content", "put metrics.json", "put 1.pt", "group of 2"),
+    ]
+    assert vm.prove() == ["drop 1.pt"]
+    assert restored(vm, tmp_path / "b") == {"2.pt": b"2" * LARGE, "metrics.json": b"{2}"}
+
+
+def test_a_folder_that_was_emptied_is_no_newer_checkpoint(vm: Vm, tmp_path: Path) -> None:
+    vm.save("1.pt", made=1)
+    vm.bring()
+    vm.prove()
+    vm.remove("1.pt")
+    assert vm.bring() == vm.prove() == []
+    assert restored(vm, tmp_path / "a") == {"1.pt": b"1.pt"}
+
+
+def test_a_group_that_takes_the_place_of_another_is_said_in_one_pack_however_small(vm: Vm) -> None:
+    for number in (1, 2):
+        for name in ("model.pt", "optim.pt"):
+            vm.save(name, b"%d" % number + name.encode(), made=number)
+        vm.bring()
+        with vm.state.transaction():
+            vm.checkpoints.prove()
+            for _ in range(3):
+                said = vm.checkpoints.collect(vm.packs + 1, 1)
+                if any(isinstance(message, PutFile) for message in said):
+                    assert len(said) == 5
+    vm.packs += 1
+    assert len(vm.on_remote()) == 2
+
+
+def test_the_files_of_a_worker_that_knew_no_groups_are_said_with_theirs(
+    vm: Vm, tmp_path: Path
+) -> None:
+    vm.save("1.pt", made=1)
+    vm.bring()
+    vm.state.run("UPDATE checkpoints SET until = -1")
+    vm.state.run("DELETE FROM checkpoint_groups")
+    assert restored(vm, tmp_path / "a") == {"1.pt": b"1.pt"}
+    vm.restart()
+    assert vm.bring() == ["content", "put 1.pt", "group of 1"]
+    vm.prove()
+    assert vm.safe() == ["1.pt"]
+
+
+def test_numbers_of_groups_go_on_from_those_of_the_workers_before(vm: Vm) -> None:
+    vm.state.run("INSERT INTO remote_groups VALUES (?, 7, 1)", RUN)
+    vm.save("1.pt", made=1)
+    vm.bring()
+    assert [group.number for group in vm.checkpoints.index().groups[RUN]] == [8]

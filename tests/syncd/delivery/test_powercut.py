@@ -28,9 +28,9 @@ from protocol.snapshots import encode_snapshot
 from syncd.delivery import joins as joins_module
 from syncd.delivery import payload as payload_module
 from syncd.delivery.contents import Contents
-from syncd.delivery.files import RemoteFiles
 from syncd.delivery.joins import Joins
 from syncd.delivery.payload import PayloadStore
+from syncd.delivery.received import RemoteFiles
 from syncd.log_parts import rotate, rotated
 from syncd.state import State as Database
 
