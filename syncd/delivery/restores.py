@@ -12,11 +12,11 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import DataError, RefusedError
+from protocol.errors import DataError, RefusedError, UserError
 from protocol.publish import make_dirs, publishing, rename_durable
 from syncd.delivery.contents import Contents, file_sha256
 from syncd.delivery.files import CHECKPOINTS, inside, run_of
@@ -105,8 +105,20 @@ class Restores:
             for each in files:
                 if each in done:
                     self._placed(each.sha256)
-                self._state.run("UPDATE remote_files SET here = 1 WHERE path = ?", each.path)
-                release(self._state, self._contents, each.sha256)
+                self._settle(each.path, each.sha256)
+            self._leave_out_beside(run, {_folder(f) for f in files} - {_folder(f) for f in done})
+
+    def _settle(self, path: str, sha256: str) -> None:
+        self._state.run("UPDATE remote_files SET here = 1 WHERE path = ?", path)
+        release(self._state, self._contents, sha256)
+
+    def _leave_out_beside(self, run: str, folders: Collection[str]) -> None:
+        """Leave out what grows in folders of which all else is left out: they are not there."""
+        rows = self._state.rows("SELECT path, sha256 FROM remote_files WHERE here = 0")
+        for path, sha256 in rows:
+            folder = path.rpartition("/")[0]
+            if folder in folders and folder != f"{CHECKPOINTS}/{run}":
+                self._settle(path, sha256)
 
     def _of(self, run: str) -> list[Inherited]:
         below = f"{CHECKPOINTS}/{run}/"
@@ -152,7 +164,8 @@ class Restores:
             self._raise_if_full(error)
             for path in moved:
                 path.unlink(missing_ok=True)
-            self.problems[each.path] = f"not received: {error}"
+            why = error.why if isinstance(error, UserError) else error
+            self.problems[each.path] = f"not received, nor what it was saved with: {why}"
             return False
         return True
 
@@ -218,3 +231,7 @@ class Restores:
         for each in group:
             if self._is_in_place(each):
                 os.unlink(self._root / each.path)
+
+
+def _folder(file: Inherited) -> str:
+    return file.path.rpartition("/")[0]

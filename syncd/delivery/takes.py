@@ -2,8 +2,9 @@
 
 Its files are linked, and then the folder is looked at once more: if it is still what it was, it was
 so at the moment between. A file that was just written may be half of what it is going to be, so all
-must have been as they are for a while. In a folder that never rests, links are left for that while:
-what was renamed into its place is whole, and what is written in place shows that it is not.
+must have been as they are for a while, and no save be half done (`saves`). In a folder that never
+rests, links are left for that while: what was renamed into its place is whole, and what is written
+in place shows that it is not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from syncd.delivery.files import (
     walk,
 )
 from syncd.delivery.holds import Holds
+from syncd.delivery.saves import Saves
 from syncd.delivery.uploads import changed
 
 # A folder in which something always changes is taken by links after so long.
@@ -109,6 +111,7 @@ class Takes:
         self._root = root
         self._holds = holds
         self._restless: dict[str, _Restless] = {}
+        self._saves = Saves()
         self._copied: set[str] = set()  # runs that write in place what is on its way
         self.unsettled = False  # whether the last round left a folder for the next one
 
@@ -125,6 +128,8 @@ class Takes:
             snapshot = self._take_restless(run, seen, new, busy, gone=gone)
         else:
             self._forget(run)
+            if not final and self._saves.is_half_done(run, seen.files):
+                return None
             snapshot = self._hold(run, seen, new)
         self.unsettled |= snapshot is None
         return snapshot
@@ -183,7 +188,10 @@ class Takes:
                 return None
             if all(_rests(each) for each in links.taken):
                 del self._restless[run]
-                return links
+                if not self._saves.is_half_done(run, links.files):
+                    return links
+                self._drop(links)
+                return None
             self._drop(links)
             restless.links, restless.tries = None, restless.tries + 1
         if restless.tries < TRIES:

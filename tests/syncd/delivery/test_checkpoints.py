@@ -283,6 +283,21 @@ def test_files_of_two_steps_are_never_safe_together(vm: Vm, tmp_path: Path) -> N
     assert restored(vm, tmp_path / "b") == step(3)
 
 
+def test_a_save_that_pauses_between_its_files_is_not_taken_for_done(vm: Vm, tmp_path: Path) -> None:
+    for number in (1, 2):
+        pair_of(vm, number)
+        vm.bring()
+        vm.prove()
+    (vm.root / FOLDER / "model.pt").write_bytes(b"the beginning")
+    for _ in range(5):
+        assert vm.bring() == vm.prove() == []
+    assert restored(vm, tmp_path / "a") == step(2)
+    pair_of(vm, 3)
+    vm.bring()
+    vm.prove()
+    assert restored(vm, tmp_path / "b") == step(3)
+
+
 def test_a_file_rewritten_with_its_time_set_back_is_not_taken_for_what_it_was(vm: Vm) -> None:
     vm.save("1.pt", b"1" * LARGE, made=1)
 

@@ -11,7 +11,7 @@ import pytest
 from checkpointing import FOLDER, LARGE, RUN, FreshVm, Vm
 
 from protocol.errors import RefusedError
-from protocol.messages import CheckpointsGrouped, PutFile
+from protocol.messages import CheckpointsGrouped, Content, PutFile
 from syncd.delivery import restores as module
 
 
@@ -66,6 +66,19 @@ def test_of_a_group_that_is_broken_nothing_is_put_in_place_and_an_older_one_is_u
     vm.chunks.kept[chunk] = whole
     assert fresh.restores.fetch()
     assert fresh.found() == step(1), "its stage goes on from what it has found"
+
+
+def test_what_grows_in_a_folder_that_is_left_out_is_left_out_too(vm: Vm, fresh: FreshVm) -> None:
+    del vm.chunks.kept[chunk_of(vm, "step-2/optim.pt")]
+    logs = ("step-2/train.log", "step-1/train.log", "curves/train.jsonl", "all.jsonl")
+    for name in logs:
+        blob = name.encode()
+        sha256 = hashlib.sha256(blob).hexdigest()
+        put = PutFile(path=f"{FOLDER}/{name}", size=len(blob), mode=0o644, sha256=sha256)
+        fresh.hear([Content(sha256=sha256, size=len(blob), blob=blob), put])
+    assert fresh.restores.fetch()
+    assert fresh.files.fetch()
+    assert set(fresh.found()) == set(step(1)) | set(logs[1:])
 
 
 def test_a_group_of_which_not_every_file_was_said_is_not_used(vm: Vm, fresh: FreshVm) -> None:
