@@ -28,6 +28,8 @@ from syncd.state import State
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OPEN_END = 1 << 62
+# The state's word for which checkpoints were put in place: run → path.
+RESTORED = "restored"
 
 
 class NoRoomError(Exception):
@@ -73,6 +75,11 @@ class Restores:
         rows = self._state.rows("SELECT path FROM remote_files WHERE here = 0")
         return [path for (path,) in rows if run_of(path)]
 
+    def restored(self, run: str) -> str:
+        """Name the checkpoint of a run that was put in place, by its newest file; "" for none."""
+        path = str(self._state.get(RESTORED, {}).get(run, ""))
+        return path.removeprefix(f"{CHECKPOINTS}/{run}/")
+
     def fetch(self) -> bool:
         """Put each run's newest whole group in place; return whether that is settled for all.
 
@@ -102,6 +109,9 @@ class Restores:
         if files and not done:
             self.problems[f"{CHECKPOINTS}/{run}"] = "none of its checkpoints is here whole"
         with self._state.transaction():
+            if done:
+                name = max(done, key=lambda each: (each.first, each.size, each.path)).path
+                self._state.put(RESTORED, {**self._state.get(RESTORED, {}), run: name})
             for each in files:
                 if each in done:
                     self._placed(each.sha256)
