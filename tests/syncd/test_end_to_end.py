@@ -285,8 +285,11 @@ while [ ! -e $SYNCD_STORE/go ]; do sleep 0.05; done'''
         within=60,
         what=lambda: ends.told(1),
     )
-    eventually(lambda: ends.status()["running"], what="the status has no JSON form")
-    assert ends.status()["running"][0]["progress"]["step"] == 3
+    # The JSON form is written after the text.
+    eventually(
+        lambda: [(run["progress"] or {}).get("step") for run in ends.status()["running"]] == [3],
+        what="the status has no JSON form",
+    )
     (ends.vm.layout.store / "go").touch()
     assert ends.ended(1).result is Result.SUCCESS
 

@@ -113,11 +113,11 @@ class Ahead(Generic[T]):
             return self._outcome(self._wanted - 1)[0], 0.0
         with self._lock:
             occupancy = min(1.0, self._ready_bytes / self._max_bytes)
-            while self._wanted not in self._ready:
-                if self._closed:
-                    why = "it was closed, or iterated anew"
-                    raise UsageError("go on with a loader", why=why)
+            while self._wanted not in self._ready and not self._closed:
                 self._arrived.wait()
+            if self._closed:
+                why = "it was closed, or iterated anew"
+                raise UsageError("go on with a loader", why=why)
             item, nbytes = self._ready.pop(self._wanted)
             self._wanted += 1
             self._ready_bytes -= nbytes
@@ -136,7 +136,7 @@ class Ahead(Generic[T]):
     def _next_step(self, made: tuple[int, T | _Failed, int] | None) -> int | None:
         """Hand over what was made, and return the next step once there is room; None at the end."""
         with self._lock:
-            if made:
+            if made and not self._closed:
                 self._put(*made)
             while not self._may_begin():
                 if self._closed or self._begun >= self._stop:
