@@ -117,20 +117,23 @@ def install(
     """Install what is missing, and nothing that is here in a version that serves."""
     trainer = bool(options.get("trainer"))
     version = files["syncd"]["version"]
-    if _version_of("syncd") != version or not _works(trainer):
+    why = _why(trainer)
+    if why or _version_of("syncd") != version:
         kept = folder / ".syncd" / "wheels"
         kept.mkdir(parents=True, exist_ok=True)
         wheels = [_kept(kept, name, files, fetch) for name in _wanted(files)]
         own = f"{wheels[0]}[trainer]" if trainer else str(wheels[0])
         _pip([own, *map(str, wheels[1:])], kept)
-        if _version_of("syncd") != version or not _works(trainer):
+        why = _why(trainer)
+        if why or _version_of("syncd") != version:
             # A pip that was killed leaves what the next one takes for installed.
             _run_pip(["--force-reinstall", "--no-deps", *map(str, wheels)])
             importlib.invalidate_caches()
+            why = _why(trainer)
         for old in set(kept.glob("*.whl")) - set(wheels):
             old.unlink()
-    if not _works(trainer):
-        raise CellError(f"syncd {version} was installed, and does not work:\n{_why(trainer)}")
+    if why:
+        raise CellError(f"syncd {version} was installed, and does not work:\n{why}")
     print(f"syncd {version} is installed" + (", and onnx works" if trainer else ""))
 
 
@@ -252,10 +255,6 @@ def _version_of(name: str) -> str | None:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, KeyError):
         return importlib.metadata.version(name)
     return None
-
-
-def _works(trainer: bool) -> bool:
-    return not _why(trainer)
 
 
 def _why(trainer: bool) -> str:
