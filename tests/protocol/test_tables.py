@@ -1,19 +1,7 @@
 import pytest
+from reports import REPORT
 
-from protocol.bench import Figure, Report
 from protocol.tables import markdown, number, rows, unmet
-
-REPORT = Report(
-    bench="link",
-    machine={"cores": "2", "system": "Linux 6"},
-    figures=(
-        *Figure(name="append, p50", value=0.61234, unit="s", goal="<= 1.0").beside(
-            {"a loop": 2.5, "the old system": 15.2}
-        ),
-        Figure(name="speed", value=0.5, unit="ratio", goal=">= 0.8"),
-        Figure(name="bytes", value=6994, unit="bytes"),
-    ),
-)
 
 
 def test_a_figure_is_one_row_with_all_its_baselines():

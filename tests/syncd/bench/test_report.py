@@ -3,24 +3,12 @@ import subprocess
 import sys
 
 import pytest
+from reports import REPORT
 
-from protocol.bench import Figure, Report
 from protocol.errors import DataError
 from protocol.tables import markdown
 from syncd.bench.report import print_table, read_report
 from syncd.show import plain_console
-
-REPORT = Report(
-    bench="link",
-    machine={"cores": "2", "system": "Linux 6"},
-    figures=(
-        *Figure(name="append, p50", value=0.61234, unit="s", goal="<= 1.0").beside(
-            {"a loop": 2.5, "the old system": 15.2}
-        ),
-        Figure(name="speed", value=0.5, unit="ratio", goal=">= 0.8"),
-        Figure(name="bytes", value=6994, unit="bytes"),
-    ),
-)
 
 
 def test_the_table_shows_each_figure(capsys):

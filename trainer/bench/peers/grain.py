@@ -8,11 +8,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from trainer.bench.batches import Batch, Plan, Rows
 from trainer.bench.contestant import Batches, Contestant, Part, Peer, Start, Work
-from trainer.bench.peers.datasets import of_table, opened
+from trainer.bench.peers.datasets import by_arrow
 
 THREADS = (0, 16)
 BUFFER = 16  # elements, here batches: the default of 500 would hold 160 MB
@@ -35,11 +34,7 @@ def mapped(fetch: Callable[[Rows], Batch], threads: int) -> Start:
 
 
 def _contestants(work: Work) -> list[Contestant]:
-    dataset: Any = opened(work, "arrow")
-
-    def fetch(rows: Rows) -> Batch:
-        return of_table(dataset[rows.tolist()])
-
+    fetch = by_arrow(work)
     return [
         Contestant(
             name=f"grain on datasets, arrow format, {threads} threads",

@@ -12,11 +12,10 @@ more than twice as long here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from trainer.bench.batches import Batch, Plan, Rows
 from trainer.bench.contestant import Batches, Contestant, Order, Part, Peer, Start, Work
-from trainer.bench.peers.datasets import of_table, opened
+from trainer.bench.peers.datasets import by_arrow
 
 CONCURRENCY = 2
 SINK = 3
@@ -37,11 +36,7 @@ def threaded(fetch: Callable[[Rows], Batch]) -> Start:
 
 
 def _contestants(work: Work) -> list[Contestant]:
-    dataset: Any = opened(work, "arrow")
-
-    def fetch(rows: Rows) -> Batch:
-        return of_table(dataset[rows.tolist()])
-
+    fetch = by_arrow(work)
     return [
         Contestant(
             name=f"SPDL on datasets, arrow format, {CONCURRENCY} threads",
